@@ -1,0 +1,273 @@
+"""Everything that travels between processes, in one file.
+
+Records are frozen msgspec structs, encoded with msgpack. Per-token streams are raw little-endian bytes with
+numpy views, so that a rollout of a million tokens costs no Python objects. Shapes: `T` tokens of a segment,
+`L` MoE layers, `K` experts per token.
+
+This module imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+import numpy as np
+
+NOT_SAMPLED = -1
+"""Policy version of a token that the policy did not sample (prompt, observation)."""
+
+PAUSED_HEADER = "Stretto-Paused"
+"""On an answer to the trainer that holds no batch: training was paused while it waited, so that none could be made."""
+
+
+class Outcome(enum.StrEnum):
+    """How a rollout ended. Exactly one; only `INFRA` leaves the batch and the group's statistics."""
+
+    SCORED = "scored"  # the policy submitted, the grader decided
+    TRUNCATED = "truncated"  # a turn, token or time budget ran out
+    FAULT = "fault"  # the policy's own doing: malformed calls, bombs, a box it broke
+    VOID = "void"  # cheated: a detector fired
+    INFRA = "infra"  # proven from outside: our box, engine or network failed
+
+
+class CallStatus(enum.StrEnum):
+    """What became of one attempt of the policy to call a tool."""
+
+    OK = "ok"
+    BAD_JSON = "bad_json"
+    UNCLOSED = "unclosed"
+    NO_NAME = "no_name"
+    UNKNOWN_TOOL = "unknown_tool"
+    BAD_ARGUMENTS = "bad_arguments"
+    FAILED = "failed"  # the call was well-formed, the tool refused (no such file, no such line)
+    NO_CALL = "no_call"  # the turn held no attempt at all
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """Distribution to sample from; log-probs are those of this very distribution."""
+
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 keeps all
+    seed: int | None = None
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked. `files` is all the agent may see; `grading` never enters its box."""
+
+    id: str  # "template/instance", unique within its source
+    split: str
+    instruction: str
+    files: dict[str, str]  # path -> text, relative to the workspace
+    grading: dict[str, str]  # path -> text, relative to the task folder: tests/*, solution/*
+    metadata: dict[str, Any] = {}
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids in. `ids` is the whole history, always; the engine reuses what its KV cache already holds."""
+
+    ids: list[int]
+    max_tokens: int
+    stop: list[int]  # sampling one of these ends the turn; it is part of the answer
+    sampling: Sampling
+    session: str = ""  # KV is kept between turns of one session
+    routes_from: int = 0  # first position whose routes the caller lacks
+
+
+class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids out. `routes` holds rows for positions `[routes_from, len(history) + len(ids) - 1)`: the last
+    sampled token has not been through the network yet. An unknown row is all `UNKNOWN_EXPERT`."""
+
+    ids: list[int]
+    logprobs: bytes  # float32 [len(ids)]
+    versions: bytes  # int32 [len(ids)], the version that produced each token
+    routes: bytes  # uint8 or uint16 [rows, L, K]; empty for a dense model
+    routes_from: int
+    route_shape: tuple[int, int]  # (L, K); (0, 0) for a dense model
+    route_bits: int  # 8 or 16
+    finish: str  # "stop", "length", "aborted"
+    cached: int  # tokens of the history that were not recomputed
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """An append-only run of tokens as the policy saw it. All per-token streams have length `T`."""
+
+    ids: bytes  # int32 [T]
+    logprobs: bytes  # float32 [T]; NaN where not sampled
+    versions: bytes  # int32 [T]; NOT_SAMPLED where not sampled
+    routes: bytes  # uint8/16 [T, L, K]; UNKNOWN where the row is not known
+    route_shape: tuple[int, int]
+    route_bits: int
+
+    @property
+    def ids_T(self) -> np.ndarray:
+        return np.frombuffer(self.ids, dtype="<i4")
+
+    @property
+    def logprobs_T(self) -> np.ndarray:
+        return np.frombuffer(self.logprobs, dtype="<f4")
+
+    @property
+    def versions_T(self) -> np.ndarray:
+        return np.frombuffer(self.versions, dtype="<i4")
+
+    @property
+    def sampled_T(self) -> np.ndarray:
+        """bool [T]: tokens the policy sampled, stop tokens included."""
+        return self.versions_T != NOT_SAMPLED
+
+    @property
+    def routes_TLK(self) -> np.ndarray:
+        """int [T, L, K]; `unknown_expert(bits)` fills rows that are not known."""
+        return np.frombuffer(self.routes, dtype=f"<u{self.route_bits // 8}").reshape(-1, *self.route_shape)
+
+    def validate(self) -> None:
+        """Raise ValueError unless every stream has one entry per token and sampled tokens know their log-prob."""
+        tokens = len(self.ids_T)
+        lengths = {"logprobs": len(self.logprobs_T), "versions": len(self.versions_T)}
+        if self.route_shape != (0, 0):
+            lengths["routes"] = len(self.routes_TLK)
+        for name, length in lengths.items():
+            if length != tokens:
+                raise ValueError(f"segment has {tokens} ids but {length} {name}: streams of one rollout disagree")
+        known = np.isfinite(self.logprobs_T)
+        if not np.array_equal(known, self.sampled_T):
+            raise ValueError("segment has sampled tokens without a finite log-prob, or log-probs on tokens not sampled")
+
+
+def unknown_expert(bits: int) -> int:
+    """The id that marks a route row as not known: 255 or 65535, never a real expert."""
+    return (1 << bits) - 1
+
+
+def route_bits(experts: int) -> int:
+    """Bits per expert id, leaving room for the unknown mark: 8 up to 255 experts, else 16."""
+    return 8 if experts <= 255 else 16
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt to call a tool, successful or not, with the token span it occupies."""
+
+    name: str
+    status: CallStatus
+    segment: int
+    start: int  # token span [start, end) inside the segment
+    end: int
+    arguments: dict[str, Any] = {}
+    observation: str = ""
+    seconds: float = 0.0
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """For people who read rollouts; training uses segments only."""
+
+    role: str  # "user", "assistant", "tool"
+    text: str
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at one task: the immutable payload file in the store."""
+
+    id: str
+    group: str
+    task: str
+    purpose: str  # "train" or the name of an evaluation
+    outcome: Outcome
+    reward: float
+    rewards: dict[str, float]  # the items that sum to `reward`
+    solved: bool
+    segments: list[Segment]
+    calls: list[ToolCall]
+    messages: list[Message]
+    turns: int
+    engine: str  # URL that served it
+    worker: str
+    started: float  # unix seconds
+    ended: float
+    reason: str = ""  # a sentence for `truncated`, `fault`, `void`, `infra`
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """Permission and duty to produce one rollout before `deadline` (unix seconds)."""
+
+    rollout: str
+    group: str
+    purpose: str
+    task: Task
+    sampling: Sampling
+    engine: str  # base URL
+    version: int  # policy version the engine acknowledged when this was dispatched
+    deadline: float
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's word that a rollout ended and its payload lies in the store. Idempotent by rollout id."""
+
+    rollout: str
+    group: str
+    purpose: str
+    worker: str
+    outcome: Outcome
+    reward: float
+    solved: bool
+    key: str  # object key of the payload
+    oldest_version: int  # version of the oldest sampled token
+    newest_version: int
+    tokens: int
+    sampled: int
+    turns: int
+    seconds: float
+    engine: str
+    behaviour: dict[str, float] = {}  # e.g. {"read": 1, "tested": 1, "retried": 0}: shares for the report
+    reason: str = ""
+
+
+class BatchItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollout of a batch: where it lies and what it is worth."""
+
+    rollout: str
+    group: str
+    key: str
+    reward: float
+    advantage: float
+    oldest_version: int
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """The groups of one optimizer step, which turns `version` into `version + 1`."""
+
+    run: str
+    version: int
+    items: list[BatchItem]
+    groups: int
+    rollouts: int  # of all groups in the cut, those with equal rewards included: the loss's denominators count these
+    dropped_equal: int  # groups without reward variance, cut from the batch's loss but counted
+    solve_rate: float  # of all finished groups that entered the cut, before any filter
+    staleness: list[int]  # age of each item: version - oldest_version
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a follower tells the orchestrator about an engine that is fit to serve."""
+
+    url: str
+    cluster: str
+    version: int
+    fingerprint: str
+
+
+class Trained(msgspec.Struct, frozen=True, kw_only=True):
+    """The trainer's word that a batch became a version: commits the batch in the ledger."""
+
+    batch: int  # version the batch updated
+    version: int  # batch + 1
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    return msgspec.msgpack.encode(record)
+
+
+def decode(data: bytes, kind: type[Any]) -> Any:
+    """Decode msgpack into `kind`; raises msgspec.ValidationError naming the field that is wrong."""
+    return msgspec.msgpack.decode(data, type=kind)
