@@ -1,0 +1,238 @@
+"""Hugging Face checkpoints in and out: names, safetensors (single file or sharded index), config.json.
+
+Experts are stacked in memory and separate on disk; `named_tensors` gives the disk names as views into the stacks, so
+that one mapping serves loading, saving and publishing. Files we write are bf16 and appear whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from stretto.model.moe import Experts
+from stretto.model.norm import RMSNorm
+from stretto.model.spec import ModelSpec
+from stretto.model.transformer import Transformer
+
+WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+
+
+HEAD = "lm_head.weight"
+
+
+class CheckpointError(ValueError):
+    """A sentence: which file or tensor is wrong."""
+
+
+def load_spec(folder: Path | str) -> ModelSpec:
+    """The architecture alone. Raises CheckpointError when there is none."""
+    path = Path(folder) / CONFIG
+    if not path.parent.is_dir():
+        raise CheckpointError(f"there is no checkpoint folder at {path.parent}")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent} has no {CONFIG}, so it is not a Hugging Face checkpoint") from None
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
+    try:
+        return ModelSpec.from_hf(config)
+    except ValueError as error:
+        raise CheckpointError(f"{path.parent}: {error}") from None
+
+
+def load(folder: Path | str, dtype: torch.dtype = torch.float32) -> Transformer:
+    """The network with its weights. Raises CheckpointError with one sentence for whatever does not fit."""
+    folder = Path(folder)
+    model = empty(load_spec(folder), dtype)
+    where = _shards(folder)
+    _check_names(model, where, str(folder))
+    targets = named_tensors(model)
+    for path in sorted(set(where.values())):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - not a dict
+                    if where.get(name) == path:
+                        _copy(targets, name, file.get_tensor(name), str(folder))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} can't be read: {error}") from None
+    return model
+
+
+def load_named(model: Transformer, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors under Hugging Face names into the network, in place, cast to its dtype. Raises CheckpointError."""
+    _check_names(model, tensors, "the given weights")
+    targets = named_tensors(model)
+    for name, tensor in tensors.items():
+        _copy(targets, name, tensor, "the given weights")
+
+
+def named_tensors(model: Transformer) -> dict[str, Tensor]:
+    """Every weight under its Hugging Face name, as a detached view: writing into it changes the network.
+
+    A tied head has no entry, as on disk. Names are in the order of the network.
+    """
+    named: dict[str, Tensor] = {}
+    stacks = {id(p): m for m in model.modules() if isinstance(m, Experts) for p in m.parameters()}
+    for name, parameter in model.named_parameters():
+        full = name if name.startswith("lm_head") else f"model.{name}"
+        tensor = parameter.detach()
+        if id(parameter) not in stacks:
+            named[full] = tensor
+            continue
+        prefix, _, part = full.rpartition(".")
+        for expert, weight in enumerate(tensor.unbind()):
+            if part == "down_proj":
+                named[f"{prefix}.{expert}.down_proj.weight"] = weight
+            else:
+                gate, up = weight.chunk(2)
+                named[f"{prefix}.{expert}.gate_proj.weight"] = gate
+                named[f"{prefix}.{expert}.up_proj.weight"] = up
+    return named
+
+
+def save(model: Transformer, folder: Path | str, tokenizer_from: Path | str | None = None) -> None:
+    """Write config.json, model.safetensors (bf16, rounded to nearest even) and the tokenizer's files.
+
+    The folder appears under its name when its last byte is on disk. An existing folder of that name is replaced whole;
+    a kill between the two renames leaves none under the name and the old one beside it, hidden.
+    """
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    replaced = staging.with_name(f"{staging.name}.replaced")
+    try:
+        staging.chmod(0o755)
+        tensors = {
+            name: tensor.to("cpu", torch.bfloat16, copy=True).contiguous()
+            for name, tensor in named_tensors(model).items()
+        }
+        save_file(tensors, staging / WEIGHTS, metadata={"format": "pt"})
+        (staging / CONFIG).write_text(json.dumps(model.spec.to_hf(), indent=2) + "\n", encoding="utf-8")
+        for name in TOKENIZER_FILES:
+            if tokenizer_from is not None and (source := Path(tokenizer_from) / name).is_file():
+                shutil.copyfile(source, staging / name)
+        for path in (*staging.iterdir(), staging):
+            _sync(path)
+        if folder.exists():
+            os.rename(folder, replaced)
+        os.rename(staging, folder)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def empty(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Transformer:
+    """The network with memory but without values: fill every tensor before use."""
+    with torch.device("meta"):
+        model = Transformer(spec).to(dtype)
+    return model.to_empty(device="cpu")
+
+
+def random_init(spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float32) -> Transformer:
+    """Fresh weights: normal of `initializer_range`, projections into the residual stream smaller by sqrt(2 * layers).
+
+    Values are bf16-representable, so that saving loses nothing.
+    """
+    model = empty(spec, dtype)
+    generator = torch.Generator().manual_seed(seed)
+    norms = {id(m.weight) for m in model.modules() if isinstance(m, RMSNorm)}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if id(parameter) in norms:
+                parameter.fill_(1.0)
+            elif name.endswith(".bias"):
+                parameter.zero_()
+            else:
+                into_residual = any(part in name for part in ("o_proj", "down_proj"))
+                std = spec.initializer_range / ((2 * spec.layers) ** 0.5 if into_residual else 1.0)
+                values = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
+                parameter.copy_(values.to(torch.bfloat16))
+    return model
+
+
+def _shards(folder: Path) -> dict[str, Path]:
+    """Tensor name -> file."""
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        except (json.JSONDecodeError, KeyError) as error:
+            raise CheckpointError(f"{index} is not a safetensors index: {error!r}") from None
+        where = {name: folder / file for name, file in names.items()}
+    elif (folder / WEIGHTS).is_file():
+        where = dict.fromkeys(_keys(folder / WEIGHTS), folder / WEIGHTS)
+    else:
+        raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
+    for path in set(where.values()):
+        if not path.is_file():
+            raise CheckpointError(f"{index} names {path.name}, which is not in the folder")
+        missing = {name for name, file in where.items() if file == path} - set(_keys(path))
+        if missing:
+            raise CheckpointError(f"{path} lacks {_some(missing)}, which {INDEX} promises")
+    return {name: path for name, path in where.items() if not name.endswith(".rotary_emb.inv_freq")}
+
+
+def _keys(path: Path) -> Iterable[str]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} can't be read: {error}") from None
+
+
+def _check_names(model: Transformer, given: Iterable[str], source: str) -> None:
+    expected, given = set(named_tensors(model)), set(given)
+    if model.spec.tie_embeddings:
+        given.discard(HEAD)
+    if missing := expected - given:
+        raise CheckpointError(f"{source}: missing {_some(missing)}")
+    if extra := given - expected:
+        raise CheckpointError(f"{source}: {_some(extra)} does not belong to a {model.spec.model_type} of this config")
+
+
+def _copy(targets: Mapping[str, Tensor], name: str, tensor: Tensor, source: str) -> None:
+    if name == HEAD and name not in targets:  # a tied head that was written out: the embedding is what counts
+        return
+    target = targets[name]
+    if tensor.shape != target.shape:
+        raise CheckpointError(
+            f"{source}: tensor {name} has shape {list(tensor.shape)}, but its config says {list(target.shape)}"
+        )
+    if not tensor.is_floating_point() or tensor.element_size() < 2:
+        raise CheckpointError(f"{source}: tensor {name} is {tensor.dtype}; quantised weights are not supported")
+    target.copy_(tensor)
+
+
+def _some(names: set[str]) -> str:
+    first = min(names)
+    return f"tensor {first}" if len(names) == 1 else f"{len(names)} tensors, the first of which is {first}"
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

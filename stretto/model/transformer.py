@@ -1,0 +1,132 @@
+"""The decoder: embeddings, blocks of attention and (dense or expert) MLP, final norm, head.
+
+One definition serves engine and trainer, so that "what is served is what is trained" is a property of code. There is
+no batch axis and no padding: tokens of all sequences lie on one axis, and `attend` alone knows which belong together.
+
+Shapes: `T` tokens, `N` any selection of them, `D` width, `V` vocabulary, `L` MoE layers (dense ones are not counted),
+`K` experts per token, `E` experts.
+
+    model = checkpoint.load(folder)
+    out = model(ids_T, positions_T, PackedCausal([3, 5]), capture=True)
+    logits_NV = model.logits(out.hidden_TD)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stretto.model.attention import Attend, Attention, rotary_angles
+from stretto.model.moe import MoE, Routed
+from stretto.model.norm import RMSNorm
+from stretto.model.router import check_routes
+from stretto.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one forward pass gives. Rows of routes are (token, MoE layer) pairs."""
+
+    hidden_TD: Tensor  # after the final norm: `Transformer.logits` takes it as it is
+    routes_TLK: Tensor | None  # int64, experts really used; only when asked for (`capture`) and the network has experts
+    router_logits: list[Tensor] | None  # one [T, E] per MoE layer, with gradient; None without experts
+    disagreement: Tensor | None  # scalar: share of covered rows whose own top-k set differs; None without replay
+    covered: Tensor | None  # scalar: number of rows that were replayed; None without replay
+
+
+class Mlp(nn.Module):
+    """Dense SwiGLU."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(spec.intermediate_size, spec.hidden_size, bias=False)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x_TD)) * self.up_proj(x_TD))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)). Attributes carry Hugging Face names."""
+
+    def __init__(self, spec: ModelSpec, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
+        self.self_attn = Attention(spec, layer)
+        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
+        self.mlp = MoE(spec) if layer in spec.moe_layers else Mlp(spec)
+
+    def forward(
+        self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend, replayed_TK: Tensor | None
+    ) -> tuple[Tensor, Routed | None]:
+        x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), rotary, attend)
+        h_TD = self.post_attention_layernorm(x_TD)
+        if isinstance(self.mlp, MoE):
+            y_TD, routed = self.mlp(h_TD, replayed_TK)
+            return x_TD + y_TD, routed
+        return x_TD + self.mlp(h_TD), None
+
+
+class Transformer(nn.Module):
+    """The network of `spec`, with uninitialised weights: see `checkpoint.load` and `checkpoint.random_init`."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
+        self.layers = nn.ModuleList(Block(spec, layer) for layer in range(spec.layers))
+        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
+        self.lm_head = None if spec.tie_embeddings else nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, D]: the embedding itself when tied."""
+        return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """float32 [N, V], computed in float32 whatever the dtype of the weights."""
+        return F.linear(hidden_ND.float(), self.head_weight.float())
+
+    def forward(
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        attend: Attend,
+        routes_TLK: Tensor | None = None,
+        capture: bool = False,
+    ) -> Output:
+        """Run all layers. `ids_T`, `positions_T` int64 [T]; positions count from 0 inside each sequence.
+
+        `routes_TLK` (int64) forces experts; a (token, layer) row of all -1 is unknown and routes freely. Raises
+        ValueError when routes do not fit this network.
+        """
+        spec = self.spec
+        if routes_TLK is not None:
+            check_routes(routes_TLK, len(ids_T), spec.route_shape, spec.experts)
+        x_TD = self.embed_tokens(ids_T)
+        rotary = rotary_angles(positions_T, spec.head_dim, spec.rope_theta, x_TD.dtype)
+        routed: list[Routed] = []
+        recorded = [None] * spec.layers if routes_TLK is None else self._per_layer(routes_TLK)
+        for block, replayed_TK in zip(self.layers, recorded, strict=True):
+            x_TD, choice = block(x_TD, rotary, attend, replayed_TK)
+            if choice is not None:
+                routed.append(choice)
+        hidden_TD = self.norm(x_TD)
+        if not routed:
+            return Output(hidden_TD, None, None, None, None)
+        used_TLK = torch.stack([choice.experts_TK for choice in routed], dim=1) if capture else None
+        logits = [choice.logits_TE for choice in routed]
+        if routes_TLK is None:
+            return Output(hidden_TD, used_TLK, logits, None, None)
+        covered = (routes_TLK[:, :, 0] >= 0).sum()
+        differ = torch.stack([choice.differs_T for choice in routed if choice.differs_T is not None]).sum()
+        return Output(hidden_TD, used_TLK, logits, differ / covered.clamp(min=1), covered)
+
+    def _per_layer(self, routes_TLK: Tensor) -> list[Tensor | None]:
+        """Routes of each layer, None for the dense ones, which `L` does not count."""
+        rows = iter(routes_TLK.unbind(dim=1))
+        return [next(rows) if layer in self.spec.moe_layers else None for layer in range(self.spec.layers)]
