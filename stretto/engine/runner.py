@@ -1,0 +1,233 @@
+"""The engine's loop, in a thread of its own: forward, sample, write down, deliver.
+
+    server's thread ── submit, abort, pause, exchange ──▶ inbox ──▶ [ between two passes: carry out what came ]
+                    ◀── deliver(events), once a pass ───────────── [ pass: copies, forward, sample, commit   ]
+
+Everything that changes the engine's state is a call carried out by the loop between two passes. Weights therefore
+change strictly between two tokens, without a lock that could be forgotten.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import xxhash
+
+from stretto.config import EngineConfig
+from stretto.engine.cache import KVCache, SlotAttend
+from stretto.engine.sampler import sample, uniforms
+from stretto.engine.scheduler import Ended, Job, Plan, Scheduler, Streamed
+from stretto.engine.slots import Routes
+from stretto.engine.standby import Standby
+from stretto.model.transformer import Transformer
+from stretto.records import GenerateRequest
+
+BUSY_SECONDS = 0.5
+"""One `busy` line per so many seconds in which there was work."""
+
+Events = list[Ended | Streamed]
+
+
+class Log(Protocol):
+    def log(self, kind: str, **values: Any) -> None: ...
+
+
+@dataclass
+class Counters:
+    """Totals since start, for /metrics. Written by the loop, read by anyone."""
+
+    passes: int = 0
+    prefilled: int = 0  # rows of prompts that went through the network
+    reused: int = 0  # prompt tokens that did not have to
+    sampled: int = 0
+    requests: int = 0
+    swaps: int = 0
+    busy_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What samples now: one object, so that nobody sees half of a swap."""
+
+    version: int  # -1: no weights yet
+    fingerprint: str
+
+
+class Runner:
+    """One network, its slots and its thread. `deliver` is called in the loop's thread, at most once per pass."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        config: EngineConfig,
+        *,
+        serving: Serving,
+        seed: int,
+        name: str = "engine",
+        deliver: Callable[[Events], None],
+        metrics: Log | None = None,
+        failed: Callable[[BaseException], None] = lambda error: None,
+    ):
+        spec = model.spec
+        layers, per_token = spec.route_shape
+        self.model = model.requires_grad_(False)
+        self.serving = serving
+        self.counters = Counters()
+        self.scheduler = Scheduler(
+            config.slots,
+            config.max_tokens,
+            config.prefill_tokens,
+            spec.vocab_size,
+            Routes(layers, per_token, spec.experts),
+        )
+        self.cache = KVCache(spec.layers, config.slots, spec.kv_heads, config.max_tokens, spec.head_dim)
+        self.cache.compile(spec.heads)
+        self.standby = Standby(spec)
+        self._deliver, self._failed, self._metrics = deliver, failed, metrics
+        self._keys = itertools.count(1)
+        self._seed = f"{name}/{seed}"
+        self._inbox: deque[tuple[Callable[[], Any], Future[Any] | None]] = deque()
+        self._wake = threading.Event()
+        self._paused = False
+        self._stopping = False
+        self._mark, self._worked = time.time(), 0.0
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop after the pass in progress. Requests in flight are not answered."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    def submit(self, request: GenerateRequest, stream: bool = False) -> int:
+        """Queue a request; its events come through `deliver` under the returned key. Raises BadRequest."""
+        self.scheduler.check(request)
+        key = next(self._keys)
+        seed = request.sampling.seed
+        seed = xxhash.xxh64_intdigest(f"{self._seed}/{key}".encode()) if seed is None else seed % (1 << 64)
+        job = Job(key, request, seed, stream)
+        self._tell(lambda: self.scheduler.submit(job))
+        return key
+
+    def abort(self, key: int) -> None:
+        """Drop a request whose caller has gone; nothing is delivered, its slot becomes idle."""
+        self._tell(lambda: self.scheduler.abort(key))
+
+    def release(self, session: str) -> Future[None]:
+        """Forget a session; a request of it that is running ends as `aborted`."""
+        return self._ask(lambda: self._deliver(list(self.scheduler.release(session))))
+
+    def pause(self) -> Future[None]:
+        """Done when no pass is running; none starts until `resume`."""
+        return self._ask(lambda: setattr(self, "_paused", True))
+
+    def resume(self) -> Future[None]:
+        return self._ask(lambda: setattr(self, "_paused", False))
+
+    def exchange(self, serving: Serving) -> Future[float]:
+        """Put the weights loaded in `standby` to work. Gives the seconds generation could not run."""
+
+        def swap() -> float:
+            start = time.perf_counter()
+            self.model = self.standby.exchange(self.model)
+            self.serving = serving
+            self.scheduler.swapped()
+            self.counters.swaps += 1
+            return time.perf_counter() - start
+
+        return self._ask(swap)
+
+    def _tell(self, act: Callable[[], Any], answer: Future[Any] | None = None) -> None:
+        self._inbox.append((act, answer))
+        self._wake.set()
+
+    def _ask(self, act: Callable[[], Any]) -> Future[Any]:
+        answer: Future[Any] = Future()
+        self._tell(act, answer)
+        return answer
+
+    @torch.inference_mode()
+    def _loop(self) -> None:
+        try:
+            while not self._stopping:
+                self._attend_inbox()
+                plan = None if self._paused else self.scheduler.plan()
+                if plan is None:
+                    self._account(0.0)
+                    self._wake.wait(BUSY_SECONDS if self._worked else None)
+                    self._wake.clear()
+                    self._mark = self._mark if self._worked else time.time()
+                    continue
+                start = time.perf_counter()
+                if events := self._step(plan):
+                    self._count(events)
+                    self._deliver(events)
+                self._account(time.perf_counter() - start)
+        except BaseException as error:
+            self._failed(error)
+            raise
+
+    def _attend_inbox(self) -> None:
+        while self._inbox:
+            act, answer = self._inbox.popleft()
+            result = act()
+            if answer is not None:
+                answer.set_result(result)
+
+    def _step(self, plan: Plan) -> Events:
+        """One pass. Returns what it means for the callers."""
+        self.cache.copy(plan.copies)
+        model, version, scheduler = self.model, self.serving.version, self.scheduler
+        attend = SlotAttend(self.cache, plan)
+        out = model(torch.from_numpy(plan.ids_T), torch.from_numpy(plan.positions_T), attend, capture=True)
+        routes_TLK = None if out.routes_TLK is None else out.routes_TLK.numpy()
+        slots_N = plan.samplers_N
+        if len(slots_N):
+            ids_N, logprobs_N = sample(
+                model.logits(out.hidden_TD[torch.from_numpy(plan.sampled_N)]),
+                scheduler.temperature_S[slots_N],
+                scheduler.top_p_S[slots_N],
+                scheduler.top_k_S[slots_N],
+                uniforms(scheduler.seed_S[slots_N], plan.next_N),
+            )
+        else:
+            ids_N, logprobs_N = np.zeros(0, np.int32), np.zeros(0, np.float32)
+        self.counters.passes += 1
+        self.counters.sampled += len(slots_N)
+        self.counters.prefilled += len(plan.slots_T) - plan.decoding
+        return scheduler.commit(plan, routes_TLK, ids_N, logprobs_N, version)
+
+    def _count(self, events: Events) -> None:
+        for event in events:
+            if isinstance(event, Ended):
+                self.counters.requests += 1
+                self.counters.reused += event.job.cached
+
+    def _account(self, seconds: float) -> None:
+        """Sum up working time and log it as one `busy` line per window."""
+        now = time.time()
+        self._worked += seconds
+        self.counters.busy_seconds += seconds
+        if now - self._mark < BUSY_SECONDS:
+            return
+        if self._worked and self._metrics is not None:
+            share = min(self._worked / (now - self._mark), 1.0)
+            self._metrics.log("busy", start=self._mark, end=now, what="engine", share=round(share, 4))
+        self._mark, self._worked = now, 0.0

@@ -1,0 +1,51 @@
+"""The second copy of the weights, where a new version is loaded and verified while the first one serves.
+
+    file ──▶ standby tensors ──▶ fingerprint of what lies in them ──▶ equal? the two change places, else no change
+
+The live tensors are never written to, so that a failed or killed load leaves the old version serving, bit for bit.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from stretto.model import checkpoint
+from stretto.model.spec import ModelSpec
+from stretto.model.transformer import Transformer
+from stretto.weights.state import fingerprint
+
+
+class WeightsRefused(ValueError):
+    """The weights are not what was promised; the sentence says how. The old ones go on serving."""
+
+
+class Standby:
+    """Memory for the next version. One load at a time; `exchange` hands it over and takes the old memory in return."""
+
+    def __init__(self, spec: ModelSpec):
+        self.model = checkpoint.empty(spec).requires_grad_(False)
+
+    def load(self, path: Path, expected: str) -> None:
+        """Fill the standby tensors from a safetensors file and verify them. Raises WeightsRefused."""
+        try:
+            checkpoint.load_named(self.model, load_file(path))
+        except (OSError, SafetensorError, checkpoint.CheckpointError) as error:
+            raise WeightsRefused(f"{path} can't be loaded: {error}") from None
+        found = model_fingerprint(self.model)
+        if found != expected:
+            raise WeightsRefused(f"{path} has fingerprint {found}, but {expected or '(none)'} was announced")
+
+    def exchange(self, live: Transformer) -> Transformer:
+        """The loaded network; `live` becomes the memory of the next load."""
+        loaded, self.model = self.model, live
+        return loaded
+
+
+def model_fingerprint(model: Transformer) -> str:
+    """Of the bf16 bits of the weights in memory, under their Hugging Face names."""
+    named = checkpoint.named_tensors(model).items()
+    return fingerprint({name: tensor.to(torch.bfloat16).view(torch.uint16).numpy() for name, tensor in named})
