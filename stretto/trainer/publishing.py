@@ -1,0 +1,85 @@
+"""From trained weights to a committed version, beside the next step.
+
+    trainer thread:      copy the bf16 values out ──▶ next batch, next step ...
+    publishing thread:              encode, upload, move HEAD ──▶ POST /trained ──▶ metrics
+
+At most one version is on its way. An error in the background is raised at the next `wait` (hence the next `submit`),
+before another version goes out. `/trained` is sent when HEAD has moved, never before: what is committed can be fetched.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from stretto.model.checkpoint import TOKENIZER_FILES, named_tensors
+from stretto.model.transformer import Transformer
+from stretto.trainer.client import Orchestrator
+from stretto.watch.metrics import Metrics
+from stretto.weights.publisher import Publisher
+from stretto.weights.store import Store
+
+
+class Publishing:
+    """The trainer's end of the chain of versions."""
+
+    def __init__(self, publisher: Publisher, orchestrator: Orchestrator, metrics: Metrics) -> None:
+        self._publisher = publisher
+        self._orchestrator = orchestrator
+        self._metrics = metrics
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publishing")
+        self._pending: Future[None] | None = None
+
+    def first(self, model: Transformer, version: int, chain: str) -> None:
+        """Publish the version training starts from (an anchor: the chain is new) and announce it. Blocks."""
+        self._publish(version, bf16_bits(model))
+        self._orchestrator.set_version(version, chain)
+
+    def submit(self, model: Transformer, version: int) -> None:
+        """Copy out what the model holds as `version`, made by batch `version - 1`; the rest is background work."""
+        self.wait()
+        self._pending = self._thread.submit(self._publish_and_commit, version, bf16_bits(model))
+
+    def wait(self) -> None:
+        """Until the last submitted version is committed; raises what went wrong in the background, each time again."""
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+
+    def _publish_and_commit(self, version: int, tensors: dict[str, np.ndarray]) -> None:
+        self._publish(version, tensors)
+        self._orchestrator.trained(version - 1)
+
+    def _publish(self, version: int, tensors: dict[str, np.ndarray]) -> None:
+        start = time.time()
+        self._publisher.publish(version, tensors)
+        self._metrics.log("busy", start=start, end=time.time(), what="publish")
+
+
+def bf16_bits(model: Transformer) -> dict[str, np.ndarray]:
+    """A copy of the weights under Hugging Face names, as uint16 arrays that hold bf16 bits."""
+    return {
+        name: tensor.to(torch.bfloat16, copy=True).contiguous().view(torch.uint16).numpy()
+        for name, tensor in named_tensors(model).items()
+    }
+
+
+def new_chain(store: Store, run: str) -> str:
+    """A chain name no start of this run has used: `<run>-0`, `<run>-1`, ... Two starts never write into one chain."""
+    pattern = re.compile(rf"weights/{re.escape(run)}-(\d+)/")
+    used = [int(match[1]) for key in store.list("weights") if (match := pattern.match(key))]
+    return f"{run}-{max(used, default=-1) + 1}"
+
+
+def companion_files(source: Path) -> dict[str, bytes]:
+    """What a checkpoint folder holds besides weights (config.json, tokenizer): goes into anchors and exports."""
+    paths = [source / name for name in ("config.json", *TOKENIZER_FILES)]
+    return {path.name: path.read_bytes() for path in paths if path.is_file()}
