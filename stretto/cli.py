@@ -1,0 +1,305 @@
+"""Every command of `stretto`: parses and calls, nothing else. Each command imports what it needs, when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from stretto.config import Config
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code: 0 done, 1 an error that was said in a sentence, 2 wrong usage, 130 stopped by Ctrl-C."""
+    arguments = parse(argv)
+    run: Command = arguments.run_command
+    try:
+        return run(arguments)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `stretto … | head`
+        sys.stderr.close()
+        return 1
+    except (ValueError, RuntimeError, OSError) as error:  # ConfigError, RunError, LaunchError, SandboxUnavailable, …
+        print(f"stretto {arguments.command}: {error}", file=sys.stderr)
+        return 1
+
+
+def _train(a: argparse.Namespace) -> int:
+    from stretto.config import dump, load
+    from stretto.launch import evaluations, run_folder
+    from stretto.watch.display import opening
+
+    if a.resume:
+        return _resume(a)
+    configs = [word for word in a.words if "=" not in word]
+    overrides = [word for word in a.words if "=" in word]
+    if len(configs) > 1:
+        raise ValueError(f"takes one configuration, got {', '.join(configs)}; overrides have the form a.b=c")
+    if a.name:
+        overrides.append(f"run.name={json.dumps(a.name)}")
+    if a.control:
+        overrides.append(f"grading.control={a.control}")
+    config = load(configs[0] if configs else "quickstart", overrides)
+    if a.dry_run:
+        held = evaluations.held(run_folder.planned(config))
+        print(dump(config))
+        print(f"# {opening(config, held)}")
+        return 0
+    return _launch(config, resume=False)
+
+
+def _resume(a: argparse.Namespace) -> int:
+    from stretto.launch import run_folder
+
+    if a.name or a.control or any("=" not in word for word in a.words):
+        raise ValueError("--resume takes the run's own configuration; only a.b=c overrides go with it")
+    if a.dry_run:
+        from stretto.config import dump, load_run
+
+        print(dump(load_run(run_folder.find(a.resume), a.words)))
+        return 0
+    return _launch(run_folder.reopen(a.resume, Path("runs"), a.words), resume=True)
+
+
+def _launch(config: Config, resume: bool) -> int:
+    from stretto.launch.local import LaunchError
+    from stretto.launch.train import train
+    from stretto.watch.closing import closing, run_name
+
+    console = _console()
+    again = f"Go on with: stretto train --resume {run_name(config)}"
+    try:
+        summary = train(config, console, resume)
+    except KeyboardInterrupt:
+        console.print(f"\nStopped. {again}", markup=False)
+        return 130
+    except LaunchError as error:
+        raise LaunchError(f"{error}\n{again}") from error
+    closing(console, config, summary)
+    return 0
+
+
+def _eval(a: argparse.Namespace) -> int:
+    from stretto.launch.evaluate import evaluate, show
+
+    result = evaluate(a.model, a.tasks, a.split, a.count, a.attempts, a.temperature, a.words, _console(stderr=True))
+    show(result, a.json)
+    return 0
+
+
+def _serve(a: argparse.Namespace) -> int:
+    from stretto.config import ModelConfig, load
+    from stretto.launch.local import free_port
+
+    config = load("quickstart", a.words)
+    port = free_port(a.host, a.port)
+    from stretto.engine.server import serve
+
+    serve(ModelConfig(path=a.model).folder, "engine", a.host, port, config.engine, 0, None, config.run.seed)
+    return 0
+
+
+def _follow(a: argparse.Namespace) -> int:
+    from stretto.config import load
+    from stretto.weights.follower import follow
+
+    config = load("quickstart", a.words)
+    engines = [url.rstrip("/") for url in a.engines.split(",") if url]
+    metrics = None
+    if a.metrics:
+        from stretto.watch.metrics import Metrics
+
+        metrics = Metrics(a.metrics, f"{a.cluster}-follower")
+        for number, url in enumerate(engines):  # so that a report knows whose rollouts these engines' are
+            metrics.log("service", name=f"{a.cluster}-engine-{number}", url=url, role="engine", cluster=a.cluster)
+    follow(a.store, a.chain, a.cluster, engines, a.orchestrator, Path(a.cache), config.weights, metrics)
+    return 0
+
+
+def _status(a: argparse.Namespace) -> int:
+    from stretto.launch.status import show, status
+
+    show(status(_find(a.name)), a.json)
+    return 0
+
+
+def _report(a: argparse.Namespace) -> int:
+    from stretto.watch import report, summary
+
+    run = _find(a.name)
+    summary.write(run)
+    print(report.write(run))
+    return 0
+
+
+def _midtrain(a: argparse.Namespace) -> int:
+    from stretto.midtrain.nano import main as midtrain
+
+    midtrain(Path(a.out), Path(a.work), seed=a.seed, threads=a.threads)
+    return 0
+
+
+def _tasks(a: argparse.Namespace) -> int:
+    from itertools import islice
+
+    from stretto.tasks import folder
+    from stretto.tasks.repair import generate
+
+    root = Path(a.out)
+    for repair in islice(generate(a.split, a.seed), a.count):
+        folder.write(repair.task, root)
+    print(f"{a.count} tasks of split {a.split} in {root}/")
+    return 0
+
+
+def _weights(a: argparse.Namespace) -> int:
+    from stretto.watch.display import size
+    from stretto.weights.inspect import chain_ids, verify, versions
+    from stretto.weights.store import Store
+
+    store = Store(a.url)
+    chains = [a.chain] if a.chain else chain_ids(store)
+    if not chains:
+        raise ValueError(f"{a.url} holds no chain of weights (a run's store is runs/<name>/store)")
+    problems = 0
+    for chain in chains:
+        print(chain)
+        for entry in versions(store, chain):
+            smaller = entry.bytes_full / max(1, entry.bytes)
+            print(
+                f"  {entry.version:>6}  {entry.form:<7} {size(entry.bytes):>9}  {smaller:6.1f} × smaller  "
+                f"{entry.changed:6.1%} changed  {entry.root[:16]}"
+            )
+        if a.verify:
+            found = verify(store, chain)
+            problems += len(found)
+            print("\n".join(f"  {sentence}" for sentence in found) or "  every version is intact")
+    return 1 if problems else 0
+
+
+def _version(a: argparse.Namespace) -> int:
+    from importlib.metadata import version
+
+    print(f"stretto {version('stretto')}")
+    return 0
+
+
+def _find(name: str) -> Path:
+    from stretto.launch.run_folder import find
+
+    return find(name)
+
+
+def _console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Options and `a.b=c` words may come in any order, which argparse alone does not allow."""
+    top = parser()
+    arguments, rest = top.parse_known_args(argv)
+    strays = [word for word in rest if word.startswith("-") or not hasattr(arguments, "words")]
+    if strays:
+        top.error(f"unrecognized arguments: {' '.join(strays)}")
+    if rest:
+        arguments.words = [*arguments.words, *rest]
+    return arguments
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="stretto",
+        description="Asynchronous reinforcement learning for coding agents.",
+        epilog="Start with: stretto train quickstart",
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Command, help: str, words: str = "") -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help)
+        sub.set_defaults(run_command=run)
+        if words:
+            sub.add_argument("words", nargs="*", metavar="a.b=c", help=words)
+        return sub
+
+    overrides = "overrides of the configuration, e.g. trainer.lr=1e-3"
+
+    sub = commands.add_parser("train", help="train: the whole run on this machine", description=_train_help())
+    sub.set_defaults(run_command=_train)
+    sub.add_argument("words", nargs="*", metavar="CONFIG | a.b=c", help="a .toml file or shipped name, and overrides")
+    sub.add_argument("--name", help="folder under runs/")
+    sub.add_argument("--resume", metavar="RUN", help="go on with a run, by name or folder")
+    sub.add_argument("--control", choices=["shuffle"], help="a run with permuted rewards, which must not learn")
+    sub.add_argument("--dry-run", action="store_true", help="print the resolved configuration and end")
+
+    sub = command("eval", _eval, "evaluate a checkpoint, or an engine by its URL", overrides)
+    sub.add_argument("model", metavar="CHECKPOINT|URL", help="checkpoint folder, nano, or an engine's URL")
+    sub.add_argument("--tasks", default="repair", metavar="DIR|repair", help="folder of task folders (default: repair)")
+    sub.add_argument("--split", default="heldout", help="split of generated tasks (default: heldout)")
+    sub.add_argument("--count", type=int, default=100, help="generated tasks (default: 100)")
+    sub.add_argument("--attempts", type=int, default=4, help="attempts per task (default: 4)")
+    sub.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: 1)")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+    sub = command("serve", _serve, "serve a checkpoint over HTTP", overrides)
+    sub.add_argument("model", metavar="MODEL", help="checkpoint folder, or nano")
+    sub.add_argument("--host", default="127.0.0.1")
+    sub.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+
+    sub = command("follow", _follow, "be the follower of an inference cluster: deliver a run's weights", overrides)
+    sub.add_argument("--store", required=True, metavar="URL", help="the run's object store: folder, s3://…, gs://…")
+    sub.add_argument("--chain", required=True, help="which chain of weights (stretto status shows it)")
+    sub.add_argument("--engines", required=True, metavar="URL,…", help="this cluster's engines")
+    sub.add_argument("--cluster", default="cluster", help="this cluster's name")
+    sub.add_argument("--orchestrator", metavar="URL", help="tell it which engines are fit to serve")
+    sub.add_argument("--cache", default="cache", metavar="DIR", help="folder for the weights on this side")
+    sub.add_argument("--metrics", metavar="FILE", help="append swaps and events here, e.g. runs/NAME/metrics.jsonl")
+
+    sub = command("status", _status, "where a run stands")
+    sub.add_argument("name", metavar="RUN", nargs="?", default="quickstart")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+    sub = command("report", _report, "build a run's summary.json and report.html again")
+    sub.add_argument("name", metavar="RUN", nargs="?", default="quickstart")
+
+    sub = command("midtrain", _midtrain, "make the shipped nano model from nothing")
+    sub.add_argument("model", choices=["nano"])
+    sub.add_argument("--out", required=True, metavar="DIR", help="where the checkpoint goes")
+    sub.add_argument("--work", default="midtrain", metavar="DIR", help="tokenizer and resume state (default: midtrain)")
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--threads", type=int, default=1)
+
+    sub = command("tasks", _tasks, "make task folders")
+    sub.add_argument("verb", choices=["make"])
+    sub.add_argument("source", choices=["repair"])
+    sub.add_argument("--out", required=True, metavar="DIR")
+    sub.add_argument("--count", type=int, default=100)
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--split", default="train", help="train, dev, heldout or new_templates")
+
+    sub = command("weights", _weights, "look into a run's chain of weights")
+    sub.add_argument("verb", choices=["inspect"])
+    sub.add_argument("url", metavar="URL", help="the run's object store, e.g. runs/quickstart/store")
+    sub.add_argument("--chain", help="only this chain")
+    sub.add_argument("--verify", action="store_true", help="rebuild every version and check every byte")
+
+    command("version", _version, "print the version")
+    return top
+
+
+def _train_help() -> str:
+    return "Train: start every service on this machine, evaluate before and after, and write a report."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

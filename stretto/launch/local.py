@@ -1,0 +1,216 @@
+"""The processes of a run on this machine: started, watched, and ended.
+
+    processes = Processes(run_dir, start_seconds=60)
+    port = free_port("127.0.0.1")
+    child = processes.start("engine-0", service("engine", port=port, ...), url=f"http://127.0.0.1:{port}")
+    processes.wait_ready([child])      # the error names who did not answer by the deadline, with its last lines
+    processes.check()                  # raises when any of them is dead
+    processes.stop()                   # SIGTERM, then SIGKILL, grandchildren too
+
+Nothing outlives the launcher: each child leads its own process group, which `stop` ends, and dies with its parent
+when that is killed (`service.die_with`). What the services do is not known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from stretto.launch.client import Unanswered, ask
+from stretto.launch.service import PARENT
+
+LAST_LINES = 6
+
+
+class LaunchError(RuntimeError):
+    """A process did not start, did not answer or died; the text names it and ends with its last lines."""
+
+
+@dataclass
+class Child:
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    url: str | None
+    may_finish: bool  # ending with exit code 0 is its job done, not a failure
+    log_start: int = 0  # bytes in the log before this process: those of an earlier start
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self.process.poll()
+
+    def last_lines(self) -> str:
+        """The end of its log, indented for an error message; our own sentence alone, where it ended with one."""
+        try:
+            text = self.log.read_bytes()[self.log_start :][-8192:].decode("utf-8", "replace")
+        except OSError:
+            return "    (no log)"
+        lines = [f"    {line.rstrip()[:300]}" for line in text.splitlines() if line.strip()]
+        if lines and lines[-1].startswith(f"    stretto {self.name}: "):
+            lines = lines[-1:]
+        return "\n".join(lines[-LAST_LINES:]) or "    (it printed nothing)"
+
+
+class Processes:
+    """Children of one run; `run` gets logs/ and pids.json. `started` is called with each new child."""
+
+    def __init__(
+        self, run: Path, start_seconds: float = 120.0, started: Callable[[Child], None] = lambda child: None
+    ) -> None:
+        self.run = run
+        self.start_seconds = start_seconds
+        self.children: list[Child] = []
+        self._started = started
+        (run / "logs").mkdir(parents=True, exist_ok=True)
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        url: str | None = None,
+        threads: int = 1,
+        may_finish: bool = False,
+        **details: Any,
+    ) -> Child:
+        """Start a child; must be called from the main thread, whose end is what the child dies with."""
+        log = self.run / "logs" / f"{name}.log"
+        environment = os.environ | {PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            environment[variable] = str(threads)
+        with log.open("ab") as output:
+            log_start = output.tell()
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        child = Child(name, process, log, url, may_finish, log_start, details)
+        self.children.append(child)
+        self._write_pids()
+        self._started(child)
+        return child
+
+    def check(self) -> None:
+        """Raise LaunchError if any child is dead that should be alive."""
+        for child in self.children:
+            code = child.exit_code
+            if code is None or (code == 0 and child.may_finish):
+                continue
+            how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+            raise LaunchError(f"{child.name} {how}. Its last lines ({child.log}):\n{child.last_lines()}")
+
+    def wait_ready(self, children: Iterable[Child], tick: Callable[[], None] = lambda: None) -> None:
+        """Return when every child's /health says it is ready; `tick` is called between tries."""
+        deadline = time.monotonic() + self.start_seconds
+        missing = [child for child in children if child.url]
+        while missing:
+            self.check()
+            missing = [child for child in missing if not self.answers(child, ready=True)]
+            if missing and time.monotonic() > deadline:
+                child = missing[0]
+                raise LaunchError(
+                    f"{', '.join(c.name for c in missing)} did not answer a health check within "
+                    f"{self.start_seconds:g} s (launch.start_seconds). Last lines of {child.name} ({child.log}):\n"
+                    f"{child.last_lines()}"
+                )
+            if missing:
+                tick()
+                time.sleep(0.05)
+
+    def answers(self, child: Child, ready: bool = False) -> bool:
+        """Whether its /health answers at all; with `ready`, whether it says it is ready for work."""
+        try:
+            return bool(ask(f"{child.url}/health", timeout=2.0).get("ready")) or not ready
+        except Unanswered:
+            return False
+
+    def stop(self, grace: float = 10.0) -> None:
+        """End every child: all but the first get SIGTERM and `grace` seconds together, then the first; then SIGKILL."""
+        first, rest = self.children[:1], self.children[1:]
+        for wave in (rest, first):
+            _end(wave, grace)
+        self.children = []
+        self._write_pids()
+
+    def _write_pids(self) -> None:
+        tree = {
+            "launcher": os.getpid(),
+            "children": {
+                child.name: {"pid": child.process.pid, "url": child.url, "log": str(child.log), **child.details}
+                for child in self.children
+            },
+        }
+        path = self.run / "pids.json"
+        with contextlib.suppress(OSError):  # a full disk must not keep `stop` from ending processes
+            path.with_suffix(".tmp").write_text(json.dumps(tree, indent=1))
+            path.with_suffix(".tmp").replace(path)
+
+
+def service(role: str, **options: Any) -> list[str]:
+    """Command line of one of our services."""
+    flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "stretto.launch.service", role, *flags]
+
+
+def free_port(host: str, wanted: int = 0) -> int:
+    """A port nobody listens on: `wanted` itself, or any for 0. Raises LaunchError when `wanted` is taken."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, wanted))
+        except OSError as error:
+            if wanted:
+                raise LaunchError(f"port {wanted} on {host} is taken; give another one with --port") from error
+            raise LaunchError(f"cannot bind to {host}: {error.strerror}; set launch.host to an own address") from error
+        return probe.getsockname()[1]
+
+
+def _end(wave: list[Child], grace: float) -> None:
+    families = [member for child in wave for member in _family(child)]
+    for child in wave:
+        if child.exit_code is None:
+            child.process.terminate()
+    deadline = time.monotonic() + grace
+    while any(child.exit_code is None for child in wave) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for child in wave:
+        if child.exit_code is None:
+            families += _family(child)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.process.pid, signal.SIGKILL)
+            child.process.wait()
+    for member in families:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+
+
+def _family(child: Child) -> list[psutil.Process]:
+    """Its descendants, also those that left its process group."""
+    try:
+        return psutil.Process(child.process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
