@@ -52,7 +52,7 @@ class TasksConfig(Section):
     source: str = "repair"
     """`repair` generates small Python bug-repair tasks; anything else is a folder of Harbor task folders."""
     train: Positive = 4000
-    """Tasks generated for training; the stream cycles in a new order when they are used up."""
+    """Tasks to generate for training, or to take from a folder at most; used up, they come again in a new order."""
     heldout: int = Field(default=200, ge=0)
     """Held-out tasks: templates seen in training, instances never."""
     new_templates: int = Field(default=100, ge=0)
@@ -210,6 +210,10 @@ class Config(Section):
             )
         if self.rollouts.group_size < 2:
             raise ValueError("rollouts.group_size is 1: a group of one has no baseline; use at least 2")
+        if self.run.store.startswith("memory:"):
+            raise ValueError(
+                "run.store is in memory, which processes do not share; use a folder, s3://, gs:// or az://"
+            )
         if self.harness.max_tokens > self.engine.max_tokens:
             raise ValueError(
                 f"harness.max_tokens ({self.harness.max_tokens}) exceeds engine.max_tokens "

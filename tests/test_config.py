@@ -39,6 +39,7 @@ def test_every_problem_is_named_at_once() -> None:
     [
         ({"rollouts": {"min_group": 20}}, ("rollouts.min_group", "rollouts.group_size")),
         ({"rollouts": {"group_size": 1, "min_group": 1}}, ("baseline",)),
+        ({"run": {"store": "memory:///"}}, ("run.store", "share")),
         ({"harness": {"max_tokens": 5000}}, ("harness.max_tokens", "engine.max_tokens")),
     ],
 )
