@@ -73,10 +73,10 @@ def _resume(a: argparse.Namespace) -> int:
 def _launch(config: Config, resume: bool) -> int:
     from stretto.launch.local import LaunchError
     from stretto.launch.train import train
-    from stretto.watch.closing import closing, run_name
+    from stretto.watch.closing import closing, program, run_name
 
     console = _console()
-    again = f"Go on with: stretto train --resume {run_name(config)}"
+    again = f"Go on with: {program()} train --resume {run_name(config)}"
     try:
         summary = train(config, console, resume)
     except KeyboardInterrupt:

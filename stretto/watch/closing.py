@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +45,10 @@ def closing(console: Console, config: Config, summary: dict[str, Any]) -> None:
     console.print("\nTry next:", markup=False)
     more = config.trainer.steps + 30
     for command, what in (
-        (f"stretto serve {run / 'checkpoints' / checkpoint(config)}", "talk to the trained model over HTTP"),
-        (f"stretto train --resume {name} trainer.steps={more}", "train it further"),
+        (f"{program()} serve {run / 'checkpoints' / checkpoint(config)}", "talk to the trained model over HTTP"),
+        (f"{program()} train --resume {name} trainer.steps={more}", "train it further"),
         (
-            f"stretto train quickstart --control shuffle --name {config.run.name}-shuffled",
+            f"{program()} train quickstart --control shuffle --name {config.run.name}-shuffled",
             "the control that must not learn",
         ),
     ):
@@ -111,9 +114,22 @@ def sentences(summary: dict[str, Any]) -> list[str]:
     if mismatch["k3"] is not None and mismatch["k3_without_replay"] is not None:
         said.append(
             f"Engine and trainer disagree by KL {mismatch['k3']:.1e} with router replay, "
-            f"{mismatch['k3_without_replay']:.1e} without."
+            f"{mismatch['k3_without_replay']:.1e} without, under the version that sampled (both compute in float32)."
+        )
+    if mismatch["stale_k3"] is not None and mismatch["stale_k3_without_replay"] is not None:
+        said.append(
+            f"On tokens of older versions the KL is {mismatch['stale_k3']:.1e} with router replay, "
+            f"{mismatch['stale_k3_without_replay']:.1e} without."
         )
     return said
+
+
+def program() -> str:
+    """How to call this program again: `stretto` where the shell finds it, else its path."""
+    called = Path(sys.argv[0])
+    if called.name != "stretto" or shutil.which("stretto") == str(called.absolute()):
+        return "stretto"
+    return os.path.relpath(called)
 
 
 def checkpoint(config: Config) -> str:

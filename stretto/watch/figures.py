@@ -196,23 +196,32 @@ def pauses(lines: Sequence[Line]) -> str:
     return plot.svg() + legend([(f"c{1 + index % 4}", name) for index, name in enumerate(names)])
 
 
+MISMATCH = {
+    "k3": ("c1", "same version, with replay"),
+    "k3_without_replay": ("c2", "same version, without"),
+    "stale_k3": ("c3", "older tokens, with replay"),
+    "stale_k3_without_replay": ("c4", "older tokens, without"),
+}
+"""Metrics of a `mismatch` line, with their colour and their words."""
+
+
 def mismatch(lines: Sequence[Line]) -> str:
-    """KL between what the engine sampled from and what the trainer computes, with and without replay."""
+    """KL between what the engine sampled from and what the trainer computes, with and without replay: under the very
+    version that sampled (numerics alone), and under newer weights (staleness as well)."""
     measured = last_of_version(of_kind(lines, "mismatch"))
-    series = {key: [(m["version"], m[key]) for m in measured if m.get(key)] for key in ("k3", "k3_without_replay")}
-    values = [abs(value) for points in series.values() for _, value in points]
+    series = {key: [(m["version"], abs(m[key])) for m in measured if m.get(key)] for key in MISMATCH}
+    values = [value for points in series.values() for _, value in points]
     if not values:
         return ""
     low, high = min(values) / 2, max(values) * 2
     last = max(int(m["version"]) for m in measured)
     plot = Plot("mismatch", (0, last * 1.05), (10.0 ** _floor10(low), 10.0 ** (_floor10(high) + 1)), log=True, left=58)
     plot.axes(lambda value: f"{value:.0e}".replace("e-0", "e-"), x_title="policy version", x_ticks=whole(0, last))
-    for key, cls in (("k3_without_replay", "c2"), ("k3", "c1")):
-        points = [(v, abs(k)) for v, k in series[key]]
-        plot.line(points, f"{cls} strong")
-        for version, value in points:
-            plot.dot(version, value, cls, 4, f"version {version}, {key.replace('_', ' ')}: {value:.2e}")
-    return plot.svg() + legend([("c1", "with router replay"), ("c2", "without")])
+    for key, (cls, words) in reversed(MISMATCH.items()):
+        plot.line(series[key], f"{cls} strong")
+        for version, value in series[key]:
+            plot.dot(version, value, cls, 4, f"version {version}, {words}: {value:.2e}")
+    return plot.svg() + legend(list(MISMATCH.values()))
 
 
 def outcomes(lines: Sequence[Line]) -> str:

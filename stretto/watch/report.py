@@ -144,8 +144,8 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _small(lines: Sequence[Line], config: Config, summary: dict[str, Any]) -> list[str]:
-    share = summary["mismatch"]["disagreement"]
-    disagree = f" Without it {share:.2%} of rows would choose other experts." if share else ""
+    share = summary["mismatch"].get("stale_disagreement")
+    disagree = f" Without replay {share:.1%} of their rows would choose other experts." if share else ""
     bound = config.rollouts.max_staleness
     cards = [
         ("Staleness", "Age of each rollout at its step, queueing included.", figures.staleness(lines, bound)),
@@ -154,7 +154,8 @@ def _small(lines: Sequence[Line], config: Config, summary: dict[str, Any]) -> li
         ("Pause per swap", "How long generation stood still; the rest happens beside it.", figures.pauses(lines)),
         (
             "Engine against trainer",
-            f"KL of the same tokens; replay forces the experts chosen at inference.{disagree}",
+            "KL of the same tokens. Under the version that sampled them, both sides compute in float32 here and only "
+            f"rounding is left; for older tokens the weights have moved as well.{disagree}",
             figures.mismatch(lines),
         ),
         ("Behaviour", "Shares of held-out rollouts, sampled.", figures.behaviour(summary["behaviour"])),

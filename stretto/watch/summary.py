@@ -56,7 +56,8 @@ def build(lines: Sequence[Line], config: Config) -> Line:
         "idle": {"trainer": _idle_trainer(lines, spans), "engine": _idle_engine(lines, spans)},
         "weights": _weights(lines),
         "mismatch": {
-            key: _mean(line.get(key) for line in of_kind(lines, "mismatch"))
+            tokens + key: _mean(line.get(tokens + key) for line in of_kind(lines, "mismatch"))
+            for tokens in ("", "stale_")
             for key in ("k3", "k3_without_replay", "disagreement")
         },
         "clusters": clusters(lines),
