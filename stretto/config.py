@@ -121,7 +121,9 @@ class TrainerConfig(Section):
     lr: float = Field(default=6e-4, gt=0)
     """Peak learning rate."""
     warmup_steps: int = Field(default=2, ge=0)
-    """Steps of linear warm-up; constant afterwards."""
+    """Steps of linear warm-up."""
+    decay_steps: int = Field(default=0, ge=0)
+    """Last steps over which the learning rate falls linearly to a twentieth; 0 keeps it constant."""
     betas: tuple[float, float] = (0.9, 0.97)
     """AdamW moment decays."""
     weight_decay: float = Field(default=0.0, ge=0)

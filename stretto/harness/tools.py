@@ -101,7 +101,7 @@ TOOLS = {
         Tool("read_file", "Show a file with line numbers.", {"path": "string"}, _read_file),
         Tool(
             "edit_file",
-            "Patch one numbered line of a file as it was given, with one or more; a new patch takes the place of the last.",
+            "Replace a numbered line of a file as it was given, by one or more lines; an earlier edit of it is gone.",
             {"path": "string", "line": "integer", "text": "string"},
             _edit_file,
         ),

@@ -127,7 +127,7 @@ class Trainer:
         batch = self._wait_for_batch(seconds)
         with self._span("load", seconds):
             prepared = self._load(batch)
-        lr = learning_rate(self.version, self.config.trainer.lr, self.config.trainer.warmup_steps)
+        lr = learning_rate(self.version, self.config.trainer)
         with self._span("compute", seconds, busy=True):
             report = learn(
                 self.model,

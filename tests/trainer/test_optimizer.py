@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from stretto.config import TrainerConfig
 from stretto.trainer.optimizer import MasterAdamW
-from stretto.trainer.schedule import learning_rate
+from stretto.trainer.schedule import FLOOR, learning_rate
 
 
 @pytest.fixture
@@ -99,5 +100,8 @@ def test_state_of_another_model_is_refused(pair):
 
 
 def test_schedule_is_a_function_of_the_version():
-    assert [learning_rate(v, 1.0, 4) for v in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert learning_rate(0, 1.0, 0) == 1.0
+    settings = TrainerConfig(lr=1.0, warmup_steps=4, steps=12, decay_steps=4)
+    rates = [learning_rate(v, settings) for v in range(15)]
+    assert rates == [0.25, 0.5, 0.75, *[1.0] * 6, 0.75, 0.5, 0.25, FLOOR, FLOOR, FLOOR]
+    assert learning_rate(0, TrainerConfig(lr=1.0, warmup_steps=0)) == 1.0
+    assert learning_rate(99, TrainerConfig(lr=1.0, steps=100)) == 1.0
