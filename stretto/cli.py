@@ -136,8 +136,11 @@ def _report(a: argparse.Namespace) -> int:
     from stretto.watch import report, summary
 
     run = _find(a.name)
-    summary.write(run)
-    print(report.write(run))
+    try:
+        summary.write(run)
+        print(report.write(run))
+    except OSError as error:
+        raise ValueError(f"the report of {run} cannot be written: {error.strerror}") from error
     return 0
 
 
@@ -184,6 +187,14 @@ def _weights(a: argparse.Namespace) -> int:
             problems += len(found)
             print("\n".join(f"  {sentence}" for sentence in found) or "  every version is intact")
     return 1 if problems else 0
+
+
+def _bench(a: argparse.Namespace) -> int:
+    from stretto.bench.parity import parity
+    from stretto.config import ModelConfig
+
+    folder = ModelConfig(path=a.model).folder if a.model else None
+    return 0 if parity(folder, Path(a.json) if a.json else None, _console()) else 1
 
 
 def _version(a: argparse.Namespace) -> int:
@@ -246,9 +257,9 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("model", metavar="CHECKPOINT|URL", help="checkpoint folder, nano, or an engine's URL")
     sub.add_argument("--tasks", default="repair", metavar="DIR|repair", help="folder of task folders (default: repair)")
     sub.add_argument("--split", default="heldout", help="split of generated tasks (default: heldout)")
-    sub.add_argument("--count", type=int, default=100, help="generated tasks (default: 100)")
-    sub.add_argument("--attempts", type=int, default=4, help="attempts per task (default: 4)")
-    sub.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: 1)")
+    sub.add_argument("--count", type=_positive, default=100, help="generated tasks (default: 100)")
+    sub.add_argument("--attempts", type=_positive, default=4, help="attempts per task (default: 4)")
+    sub.add_argument("--temperature", type=_temperature, default=1.0, help="0 is greedy (default: 1)")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
     sub = command("serve", _serve, "serve a checkpoint over HTTP", overrides)
@@ -283,7 +294,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("verb", choices=["make"])
     sub.add_argument("source", choices=["repair"])
     sub.add_argument("--out", required=True, metavar="DIR")
-    sub.add_argument("--count", type=int, default=100)
+    sub.add_argument("--count", type=_positive, default=100)
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--split", default="train", help="train, dev, heldout or new_templates")
 
@@ -293,8 +304,27 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--chain", help="only this chain")
     sub.add_argument("--verify", action="store_true", help="rebuild every version and check every byte")
 
+    sub = command("bench", _bench, "measure: parity compares our networks with those of transformers")
+    sub.add_argument("verb", choices=["parity"])
+    sub.add_argument("model", metavar="MODEL_DIR", nargs="?", help="also this checkpoint folder, or nano")
+    sub.add_argument("--json", metavar="FILE", help="write the numbers here")
+
     command("version", _version, "print the version")
     return top
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"is {number}, but must be at least 1")
+    return number
+
+
+def _temperature(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"is {text}, but must be 0 (greedy) or more")
+    return number
 
 
 def _train_help() -> str:

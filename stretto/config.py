@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ConfigError(ValueError):
@@ -24,7 +24,9 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
+    )
 
 
 class RunConfig(Section):
@@ -32,7 +34,7 @@ class RunConfig(Section):
     """Folder under `root`; a finished or unfinished run of that name is never overwritten."""
     root: Path = Path("runs")
     """Where runs are written."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Task order, sampling and initial shuffles all derive from it."""
     store: str = ""
     """Object store URL, of this run alone; empty is the run folder's own `store/`."""
@@ -124,7 +126,7 @@ class TrainerConfig(Section):
     """Steps of linear warm-up."""
     decay_steps: int = Field(default=0, ge=0)
     """Last steps over which the learning rate falls linearly to a twentieth; 0 keeps it constant."""
-    betas: tuple[float, float] = (0.9, 0.97)
+    betas: tuple[Decay, Decay] = (0.9, 0.97)
     """AdamW moment decays."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW decoupled weight decay, on matrices only."""
@@ -205,6 +207,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Config:
+        if self.run.name in ("", ".", "..") or "/" in self.run.name:
+            raise ValueError(
+                f"run.name is {self.run.name!r}: it names one folder below run.root, so give a word without slashes"
+            )
         if self.rollouts.min_group > self.rollouts.group_size:
             raise ValueError(
                 f"rollouts.min_group is {self.rollouts.min_group}, more than rollouts.group_size "
@@ -248,8 +254,8 @@ def load(source: str | Path, overrides: list[str] | None = None) -> Config:
     else:
         try:
             text = path.read_text()
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

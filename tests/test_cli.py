@@ -33,7 +33,9 @@ def test_help_imports_nothing_heavy() -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
 
 
-@pytest.mark.parametrize("command", "train eval serve follow status report midtrain tasks weights version".split())
+@pytest.mark.parametrize(
+    "command", "train eval serve follow status report midtrain tasks weights bench version".split()
+)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main([command, "--help"])
@@ -58,6 +60,12 @@ def test_dry_run_prints_the_resolved_tree(capsys: pytest.CaptureFixture[str]) ->
         (["train", "nowhere"], "no config named 'nowhere'"),
         (["train", "a", "b"], "takes one configuration, got a, b"),
         (["train", "tasks.source=nowhere", "--dry-run"], "no task folder at nowhere"),
+        (["train", "model.path=gone"], "there is no checkpoint folder at gone"),
+        (["eval", "gone"], "there is no checkpoint folder at gone"),
+        (["eval", "http://127.0.0.1:9"], "there is no engine of ours at http://127.0.0.1:9"),
+        (["eval", "nano", "--split", "gone"], "no split named 'gone'"),
+        (["eval", "nano", "--tasks", "gone"], "no task folder at gone"),
+        (["serve", "nano", "--port", "99999"], "there is no port 99999"),
         (["train", "--resume", "gone"], "no run named 'gone'"),
         (["train", "--resume", "gone", "--name", "x"], "--resume takes the run's own configuration"),
         (["status", "gone"], "there are none yet"),
@@ -72,14 +80,20 @@ def test_mistakes_are_sentences(
     assert main(words) == 1
     error = capsys.readouterr().err
     assert sentence in error and error.startswith(f"stretto {words[0]}: ") and "Traceback" not in error
+    assert list(tmp_path.iterdir()) == [], "a mistake leaves nothing behind"
 
 
 def test_unknown_options_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["train", "--nam", "x", "--frobnicate"], ["version", "extra"]):
+    for words, said in (
+        (["train", "--nam", "x", "--frobnicate"], "unrecognized arguments"),
+        (["version", "extra"], "unrecognized arguments"),
+        (["eval", "nano", "--count", "-3"], "argument --count: is -3, but must be at least 1"),
+        (["eval", "nano", "--temperature", "nan"], "argument --temperature: is nan, but must be 0"),
+    ):
         with pytest.raises(SystemExit) as end:
             main(words)
         assert end.value.code == 2
-        assert "unrecognized arguments" in capsys.readouterr().err
+        assert said in capsys.readouterr().err
 
 
 def test_a_follower_started_by_hand_can_log(tmp_path: Path) -> None:

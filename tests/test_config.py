@@ -18,6 +18,8 @@ from stretto.config import Config, ConfigError, dump, load, load_run, parse
         ("rollouts.max_stalenes=1", "did you mean rollouts.max_staleness?"),
         ("trainer.steps=0", "trainer.steps: Input should be greater than 0"),
         ("trainer.correction=clip", "trainer.correction: Input should be 'tis', 'icepop' or 'none'"),
+        ("trainer.lr=inf", "trainer.lr: Input should be a finite number"),
+        ("trainer.betas=[0.9, 1.0]", "trainer.betas.1: Input should be less than 1"),
         ("trainer.steps.x=1", "trainer.steps"),
         ("trainer.steps", "not of the form a.b=c"),
     ],
@@ -40,6 +42,10 @@ def test_every_problem_is_named_at_once() -> None:
         ({"rollouts": {"min_group": 20}}, ("rollouts.min_group", "rollouts.group_size")),
         ({"rollouts": {"group_size": 1, "min_group": 1}}, ("baseline",)),
         ({"run": {"store": "memory:///"}}, ("run.store", "share")),
+        ({"run": {"name": ""}}, ("run.name", "folder")),
+        ({"run": {"name": "../elsewhere"}}, ("run.name", "folder")),
+        ({"run": {"seed": -1}}, ("run.seed",)),
+        ({"run": {"seed": 2**63}}, ("run.seed",)),
         ({"harness": {"max_tokens": 5000}}, ("harness.max_tokens", "engine.max_tokens")),
     ],
 )
@@ -60,6 +66,9 @@ def test_unknown_names_list_what_there_is(tmp_path: Path) -> None:
         load("quikstart")
     with pytest.raises(ConfigError, match=r"cannot read .*gone\.toml"):
         load(tmp_path / "gone.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"cannot read .*binary\.toml"):
+        load(tmp_path / "binary.toml")
     (tmp_path / "bad.toml").write_text("[trainer\n")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load(tmp_path / "bad.toml")

@@ -89,7 +89,8 @@ class Runner:
             spec.vocab_size,
             Routes(layers, per_token, spec.experts),
         )
-        self.cache = KVCache(spec.layers, config.slots, spec.kv_heads, config.max_tokens, spec.head_dim)
+        kv_heads, key_dim, value_dim = spec.cache_shape
+        self.cache = KVCache(spec.layers, config.slots, kv_heads, config.max_tokens, key_dim, value_dim)
         self.cache.compile(spec.heads)
         self.standby = Standby(spec)
         self._deliver, self._failed, self._metrics = deliver, failed, metrics

@@ -26,6 +26,7 @@ import torch
 from aiohttp import web
 
 from stretto.config import EngineConfig
+from stretto.engine.fit import fitting
 from stretto.engine.openai import ChatEndpoint, NoSuchModel, error_body
 from stretto.engine.runner import Log
 from stretto.engine.scheduler import BadRequest
@@ -33,7 +34,6 @@ from stretto.engine.service import Fault, Service, Unavailable
 from stretto.engine.standby import WeightsRefused
 from stretto.harness.chat import Chat
 from stretto.model import checkpoint
-from stretto.model.spec import ModelSpec
 from stretto.model.transformer import Transformer
 from stretto.records import GenerateRequest, decode, encode
 
@@ -75,9 +75,8 @@ def serve(
         reason = "is in use: stop what listens there, or choose another" if error.errno == errno.EADDRINUSE else error
         raise SystemExit(f"engine {name}: port {port} on {host} {reason}") from None
     try:
-        chat = Chat(model)
-        _check(checkpoint.load_spec(model), chat, config)
-        network = _load(model) if version >= 0 else checkpoint.empty(checkpoint.load_spec(model))
+        spec, chat = fitting(model, config)
+        network = _load(model) if version >= 0 else checkpoint.empty(spec)
     except ValueError as error:
         raise SystemExit(f"engine {name}: {error}") from None
 
@@ -154,18 +153,6 @@ async def _run(service: Service, app: web.Application, listener: socket.socket) 
     finally:
         await service.close()
         await runner.cleanup()
-
-
-def _check(spec: ModelSpec, chat: Chat, config: EngineConfig) -> None:
-    """Raise ValueError when network, tokenizer and slots don't fit together."""
-    if config.max_tokens > spec.max_positions:
-        raise ValueError(
-            f"engine.max_tokens is {config.max_tokens}, but this network was made for {spec.max_positions} positions"
-        )
-    if chat.vocab_size > spec.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {chat.vocab_size} tokens, but the network {spec.vocab_size}: they don't belong together"
-        )
 
 
 def _load(folder: Path) -> Transformer:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -46,6 +45,5 @@ class Standby:
 
 
 def model_fingerprint(model: Transformer) -> str:
-    """Of the bf16 bits of the weights in memory, under their Hugging Face names."""
-    named = checkpoint.named_tensors(model).items()
-    return fingerprint({name: tensor.to(torch.bfloat16).view(torch.uint16).numpy() for name, tensor in named})
+    """Of the bits that a published version would have, under their Hugging Face names."""
+    return fingerprint(checkpoint.bf16_bits(model))

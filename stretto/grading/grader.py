@@ -21,6 +21,7 @@ from stretto.grading.oracle import (
     TaskBroken,
     draw_calls,
     last_line,
+    plain,
     read_spec,
     request,
 )
@@ -151,9 +152,9 @@ def tell(report: Report) -> str:
         case Returned(value, _):
             return f"returned {short(value)}"
         case Raised(name):
-            return f"raised {name[:80]}"
+            return f"raised {plain(name[:80])}"
         case Foreign(kind):
-            return f"returned a {kind[:80]}, not a primitive"
+            return f"returned a {plain(kind[:80])}, not a primitive"
 
 
 def tell_effect(report: Report) -> str:
@@ -165,5 +166,8 @@ def arguments(call: list[object]) -> str:
 
 
 def short(value: object) -> str:
-    text = ascii(value) if not isinstance(value, int) or abs(value) < 1 << 256 else hex(value)
+    try:
+        text = ascii(value) if not isinstance(value, int) or abs(value) < 1 << 256 else hex(value)
+    except ValueError:  # Python spells no integer of thousands of digits
+        text = f"a {type(value).__name__} with a huge integer in it"
     return text if len(text) <= 80 else f"{text[:77]}..."

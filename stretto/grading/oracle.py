@@ -13,11 +13,13 @@ import asyncio
 import contextlib
 import random
 from collections import OrderedDict
+from collections.abc import Iterable
 from importlib import resources
 from typing import Any
 
 import msgspec
 
+from stretto.config import GradingConfig, SandboxConfig
 from stretto.grading.compare import Foreign, Report, decode_reports
 from stretto.records import Task
 from stretto.sandbox.box import Box, BoxBroken, BoxLost, Result
@@ -31,7 +33,7 @@ KEEP = 1 << 20
 REMEMBERED = 256
 
 
-class TaskBroken(Exception):
+class TaskBroken(ValueError):
     """The task itself can't be graded: no attempt at it may be judged. The message names the task."""
 
 
@@ -67,6 +69,22 @@ def draw_calls(task: Task, spec: OracleSpec, count: int, seed: int) -> list[list
 def request(files: dict[str, bytes], spec: OracleSpec, calls: list[list[object]]) -> bytes:
     """stdin of the driver."""
     return repr((files, spec.module, spec.function, [repr(call) for call in calls])).encode()
+
+
+async def try_references(tasks: Iterable[Task], grading: GradingConfig, sandbox: SandboxConfig) -> None:
+    """Have every task's reference answer once, as grading will. Raises TaskBroken for the first that doesn't."""
+    pool = BoxPool(sandbox.model_copy(update={"warm": 0}))
+    await pool.start()
+    oracle = Oracle(pool, grading.seconds)
+    try:
+        for task in tasks:
+            spec = read_spec(task)
+            await oracle.expected(task, spec, draw_calls(task, spec, grading.hidden_calls, seed=0))
+    except BoxLost as error:
+        raise RuntimeError(f"the tasks' references could not be tried: {error}") from error
+    finally:
+        await oracle.close()
+        await pool.close()
 
 
 class Oracle:
@@ -126,4 +144,9 @@ def check(task: Task, spec: OracleSpec, calls: list[list[object]], result: Resul
 
 def last_line(text: bytes) -> str:
     lines = text.decode("utf-8", "replace").strip().splitlines()
-    return lines[-1][:200] if lines else ""
+    return plain(lines[-1][:200]) if lines else ""
+
+
+def plain(text: str) -> str:
+    """What a box wrote, printable: records can't hold lone surrogates, and terminals obey control characters."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

@@ -30,8 +30,10 @@ class Chat:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ValueError(f"{folder} has no tokenizer.json: give a Hugging Face checkpoint with a fast tokenizer")
-        self.tokenizer = Tokenizer.from_file(str(path))
-        self._plain = Tokenizer.from_file(str(path))
+        try:
+            self.tokenizer, self._plain = (Tokenizer.from_file(str(path)) for _ in range(2))
+        except Exception as error:  # the library has no other type
+            raise ValueError(f"{path} can't be read: {error}") from None
         self._plain.encode_special_tokens = True
         control: dict[str, int] = {}
         for token in (START, STOP):

@@ -5,6 +5,7 @@ The rollouts are made exactly as in training, by the same services; nothing is t
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import time
@@ -14,11 +15,13 @@ from typing import Any
 from rich.console import Console
 
 from stretto.config import Config, load
+from stretto.engine.fit import fitting
+from stretto.grading.oracle import try_references
 from stretto.launch import run_folder
-from stretto.launch.client import Evaluation, Orchestrator, ask
+from stretto.launch.client import Evaluation, Orchestrator, Unanswered, ask
 from stretto.launch.local import Child, LaunchError, Processes, free_port, service
 from stretto.launch.train import interruptible
-from stretto.records import EngineStatus
+from stretto.records import EngineStatus, Task
 from stretto.sandbox import check
 from stretto.tasks import folder, repair
 from stretto.watch import statistics
@@ -42,12 +45,21 @@ def evaluate(
     """
     check.require()
     remote = "://" in model
-    here = [f"run.name={_free_name()}", "launch.clusters=1", *([] if remote else [f"model.path={model}"]), *overrides]
-    config = load("quickstart", here)
-    if not remote and not (config.model.folder / "config.json").is_file():
-        raise ValueError(f"{model} is no checkpoint folder (it has no config.json) and no URL")
+    here = ["run.name=eval", "launch.clusters=1", *([] if remote else [f"model.path={model}"])]
+    config = load("quickstart", [*here, *overrides])
+    if not any(word.partition("=")[0].strip() == "run.name" for word in overrides):
+        config = load("quickstart", [*here, f"run.name={_free_name(config.run.root)}", *overrides])
+    # mistakes in what was given are found before there is a run
+    if remote:
+        _health(model)
+    else:
+        fitting(config.model.folder, config.engine)
+    found = _tasks(tasks, split, count, config.run.seed)
+    if tasks != "repair":
+        asyncio.run(try_references(found, config.grading, config.sandbox))
     run = run_folder.create(config)
-    _lay(tasks, split, count, config.run.seed, run)
+    for task in found:
+        folder.write(task, run / "tasks" / SPLIT)
     processes = Processes(run, config.launch.start_seconds)
     with run_folder.locked(run), interruptible():
         try:
@@ -104,10 +116,8 @@ def _start(processes: Processes, config: Config, run: Path, engine_url: str | No
         engine_url = str(engine.url)
     processes.wait_ready(children)
     orchestrator = Orchestrator(str(child.url))
-    health = ask(f"{engine_url}/health")
-    version = health.get("version")
-    if version is None:
-        raise LaunchError(f"{engine_url} serves no version yet: it cannot be evaluated")
+    health = _health(engine_url)
+    version = health["version"]
     orchestrator.pause()
     orchestrator.version(version, "")
     fingerprint = str(health.get("fingerprint", ""))
@@ -135,15 +145,25 @@ def _wait(processes: Processes, orchestrator: Orchestrator, evaluation: Evaluati
             time.sleep(0.2)
 
 
-def _lay(tasks: str, split: str, count: int, seed: int, run: Path) -> None:
+def _health(engine_url: str) -> dict[str, Any]:
+    """What an engine says of itself; LaunchError when there is none at this URL, or it has no weights."""
+    try:
+        health = ask(f"{engine_url}/health")
+    except (Unanswered, ValueError) as error:  # ValueError: no URL that can be opened
+        raise LaunchError(f"there is no engine of ours at {engine_url}: {error}") from error
+    if health.get("role") != "engine":
+        raise LaunchError(f"{engine_url} is no engine of ours: give the URL that `stretto serve` prints")
+    if health.get("version") is None:
+        raise LaunchError(f"{engine_url} serves no version yet: it cannot be evaluated")
+    return health
+
+
+def _tasks(tasks: str, split: str, count: int, seed: int) -> list[Task]:
     if tasks == "repair":
-        found = [made.task for made in itertools.islice(repair.generate(split, seed), count)]
-    else:
-        found = folder.read_all(Path(tasks))
-    for task in found:
-        folder.write(task, run / "tasks" / SPLIT)
+        return [made.task for made in itertools.islice(repair.generate(split, seed), count)]
+    return folder.read_all(Path(tasks))
 
 
-def _free_name() -> str:
+def _free_name(root: Path) -> str:
     numbers = itertools.count(1)
-    return next(name for name in (f"eval-{n}" for n in numbers) if not Path("runs", name).exists())
+    return next(name for name in (f"eval-{n}" for n in numbers) if not (root / name).exists())

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -114,7 +115,8 @@ class Processes:
             if code is None or (code == 0 and child.may_finish):
                 continue
             how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
-            raise LaunchError(f"{child.name} {how}. Its last lines ({child.log}):\n{child.last_lines()}")
+            full = f"no space is left below {self.run}: make room first. " if _full(self.run) else ""
+            raise LaunchError(f"{full}{child.name} {how}. Its last lines ({child.log}):\n{child.last_lines()}")
 
     def wait_ready(self, children: Iterable[Child], tick: Callable[[], None] = lambda: None) -> None:
         """Return when every child's /health says it is ready; `tick` is called between tries."""
@@ -171,6 +173,8 @@ def service(role: str, **options: Any) -> list[str]:
 
 def free_port(host: str, wanted: int = 0) -> int:
     """A port nobody listens on: `wanted` itself, or any for 0. Raises LaunchError when `wanted` is taken."""
+    if not 0 <= wanted < 1 << 16:
+        raise LaunchError(f"there is no port {wanted}; give one up to 65535, or 0 for a free one")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -199,6 +203,11 @@ def _end(wave: list[Child], grace: float) -> None:
     for member in families:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
+
+
+def _full(folder: Path) -> bool:
+    """Whether a process that died there may not even have been able to say why."""
+    return shutil.disk_usage(folder).free < 1 << 20
 
 
 def _family(child: Child) -> list[psutil.Process]:

@@ -31,7 +31,12 @@ class RunError(ValueError):
 def create(config: Config) -> Path:
     """Make `runs/<name>/` with config.toml. Raises RunError when it exists or cannot be written."""
     run = config.run_dir
-    if run.exists() and any(run.iterdir()):
+    try:
+        there = run.exists() and any(run.iterdir())
+        _check_space(next(folder for folder in (run, *run.absolute().parents) if folder.exists()))
+    except OSError as error:
+        raise _unusable(run, error) from error
+    if there:
         name = config.run.name if config.run.root == Path("runs") else run
         raise RunError(
             f"{run} holds a run already; go on with it: stretto train --resume {name}, "
@@ -41,8 +46,7 @@ def create(config: Config) -> Path:
         run.mkdir(parents=True, exist_ok=True)
         (run / "config.toml").write_text(dump(config))
     except OSError as error:
-        raise RunError(f"cannot write to {run}: {error.strerror}; set run.root to a folder of yours") from error
-    _check_space(run)
+        raise _unusable(run, error) from error
     return run
 
 
@@ -152,6 +156,10 @@ def _read_source(source: Path) -> Iterator[tuple[str, Task]]:
         yield from ((split, task) for task in folder.read_all(source / split))
     if not nested or any(source.glob("*/task.toml")):
         yield from (("", task) for task in folder.read_all(source))
+
+
+def _unusable(run: Path, error: OSError) -> RunError:
+    return RunError(f"cannot write to {run}: {error.strerror}; set run.root to a folder of yours")
 
 
 def _check_space(run: Path) -> None:

@@ -9,11 +9,14 @@ evaluations. What must survive it lies in metrics.jsonl, the ledger and the chec
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from typing import Any
 from rich.console import Console
 
 from stretto.config import Config
+from stretto.engine.fit import fitting
+from stretto.grading.oracle import try_references
 from stretto.launch import evaluations, run_folder
 from stretto.launch.client import Evaluation, Orchestrator, Unanswered
 from stretto.launch.local import Child, LaunchError, Processes, free_port, service
@@ -43,7 +48,10 @@ def train(config: Config, console: Console, resume: bool = False) -> dict[str, A
     """
     check.require()
     Store(config.store_url)  # a mistake in its URL, or in the user's tasks, is found before there is a run
+    fitting(config.model.folder, config.engine)  # and one in the model's folder
     own = run_folder.own_tasks(config) if not resume else None
+    if own:
+        asyncio.run(try_references(itertools.chain.from_iterable(own.values()), config.grading, config.sandbox))
     run = config.run_dir if resume else run_folder.create(config)
     with run_folder.locked(run), interruptible(), Metrics(run / "metrics.jsonl", "launcher") as metrics:
         if config.tasks.source != "repair":  # generated ones are laid while the services start
@@ -57,6 +65,10 @@ def train(config: Config, console: Console, resume: bool = False) -> dict[str, A
                 time.sleep(0.5)
                 launch.processes.check()  # if somebody is dead, that is the reason
                 raise LaunchError(str(error)) from error
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                raise LaunchError(f"no space is left below {run}: make room first") from error
             finally:
                 launch.stop()
             launch.stage("report")
@@ -127,7 +139,8 @@ class _Run:
             self._evaluate(after)
 
     def stop(self) -> None:
-        self.metrics.log("stage", name="stopping")
+        with suppress(OSError):  # a full disk must not keep the processes alive, nor hide the reason
+            self.metrics.log("stage", name="stopping")
         self.processes.stop()
 
     def stage(self, name: str) -> None:

@@ -1,25 +1,28 @@
-"""Attention over a packed token axis: projections, head norms, rotary positions, and who may look at whom.
+"""Attention over a packed token axis: projections, head norms, and who may look at whom.
 
 The module computes q, k, v for all tokens at once and hands them to an `Attend`, which alone knows which tokens belong
 together: `PackedCausal` for training, the engine's slot cache for decoding. Nothing else in the network mixes tokens.
+
+DeepSeek-V3's attention is in `latent.py`; its values may be narrower or wider (`e`) than its queries and keys (`d`).
 
 Shapes: `T` tokens, `D` width, `H` query heads, `G` key/value heads, `d` head width.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stretto.model.norm import RMSNorm
+from stretto.model.rotary import rotate
 from stretto.model.spec import ModelSpec
 
 
 class Attend(Protocol):
-    """Mixes tokens. `layer` counts all layers from 0; scores are scaled by `d ** -0.5`."""
+    """Mixes tokens. `layer` counts all layers from 0; scores are scaled by `d ** -0.5`; the result is as wide as v."""
 
     def __call__(self, layer: int, q_THd: Tensor, k_TGd: Tensor, v_TGd: Tensor) -> Tensor: ...
 
@@ -72,37 +75,3 @@ class Attention(nn.Module):
             q_THd, k_TGd = self.q_norm(q_THd), self.k_norm(k_TGd)
         q_THd, k_TGd = rotate(q_THd, *rotary), rotate(k_TGd, *rotary)
         return self.o_proj(attend(self.layer, q_THd, k_TGd, v_TGd).reshape(len(x_TD), -1))
-
-
-def rotary_angles(positions_T: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and signed sin [T, 1, d] of RoPE (arXiv 2104.09864), computed in float32 once per forward pass.
-
-    The first half of the signed sin is negative, so that a rotation is `x * cos + roll(x, d/2) * sin`.
-    """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions_T.device) / head_dim
-    angles = (positions_T.float().unsqueeze(1) * (1.0 / theta**exponents)).unsqueeze(1)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
-
-
-def rotate(x_THd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x[i], x[i + d/2]) by the angles of each token."""
-    return _Rotate.apply(x_THd, cos, sin) if torch.is_grad_enabled() else _rotate(x_THd, cos, sin)
-
-
-class _Rotate(torch.autograd.Function):
-    """The gradient of a rotation is the rotation the other way."""
-
-    @staticmethod
-    def forward(ctx: Any, x_THd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _rotate(x_THd, cos, sin)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _rotate(grads[0], cos, -sin), None, None
-
-
-def _rotate(x_THd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return (x_THd * cos).addcmul_(x_THd.roll(x_THd.shape[-1] // 2, dims=-1), sin)

@@ -1,29 +1,34 @@
 """Hugging Face checkpoints in and out: names, safetensors (single file or sharded index), config.json.
 
 Experts are stacked in memory and separate on disk; `named_tensors` gives the disk names as views into the stacks, so
-that one mapping serves loading, saving and publishing. Files we write are bf16 and appear whole or not at all.
+that one mapping serves loading, saving and publishing. Files we write are bf16 and appear whole or not at all; only the
+routers' correction biases of DeepSeek-V3 stay float32. Layers for multi-token prediction, which lie in its checkpoints
+behind the last layer, are neither loaded nor written.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stretto.model.moe import Experts
+from stretto.model import deepseek
+from stretto.model.moe import Experts, SigmoidGate
 from stretto.model.norm import RMSNorm
-from stretto.model.spec import ModelSpec
+from stretto.model.spec import CONFIG, CheckpointError, ModelSpec, load_spec
 from stretto.model.transformer import Transformer
 
-WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -38,34 +43,16 @@ TOKENIZER_FILES = (
 
 
 HEAD = "lm_head.weight"
-
-
-class CheckpointError(ValueError):
-    """A sentence: which file or tensor is wrong."""
-
-
-def load_spec(folder: Path | str) -> ModelSpec:
-    """The architecture alone. Raises CheckpointError when there is none."""
-    path = Path(folder) / CONFIG
-    if not path.parent.is_dir():
-        raise CheckpointError(f"there is no checkpoint folder at {path.parent}")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} has no {CONFIG}, so it is not a Hugging Face checkpoint") from None
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
-    try:
-        return ModelSpec.from_hf(config)
-    except ValueError as error:
-        raise CheckpointError(f"{path.parent}: {error}") from None
+CORRECTION = ".e_score_correction_bias"
+SHARD_BYTES = 5_000_000_000
+"""A larger checkpoint is written as several files of at most this size (or one tensor) and an index."""
 
 
 def load(folder: Path | str, dtype: torch.dtype = torch.float32) -> Transformer:
     """The network with its weights. Raises CheckpointError with one sentence for whatever does not fit."""
     folder = Path(folder)
     model = empty(load_spec(folder), dtype)
-    where = _shards(folder)
+    where = _wanted(_shards(folder), model.spec)
     _check_names(model, where, str(folder))
     targets = named_tensors(model)
     for path in sorted(set(where.values())):
@@ -90,7 +77,8 @@ def load_named(model: Transformer, tensors: Mapping[str, Tensor]) -> None:
 def named_tensors(model: Transformer) -> dict[str, Tensor]:
     """Every weight under its Hugging Face name, as a detached view: writing into it changes the network.
 
-    A tied head has no entry, as on disk. Names are in the order of the network.
+    A tied head has no entry, as on disk. Names are in the order of the network, those of buffers (correction biases,
+    which are not trained) behind all others.
     """
     named: dict[str, Tensor] = {}
     stacks = {id(p): m for m in model.modules() if isinstance(m, Experts) for p in m.parameters()}
@@ -108,11 +96,25 @@ def named_tensors(model: Transformer) -> dict[str, Tensor]:
                 gate, up = weight.chunk(2)
                 named[f"{prefix}.{expert}.gate_proj.weight"] = gate
                 named[f"{prefix}.{expert}.up_proj.weight"] = up
-    return named
+    return named | {f"model.{name}": buffer for name, buffer in model.named_buffers()}
 
 
-def save(model: Transformer, folder: Path | str, tokenizer_from: Path | str | None = None) -> None:
-    """Write config.json, model.safetensors (bf16, rounded to nearest even) and the tokenizer's files.
+def stored(name: str, tensor: Tensor) -> Tensor:
+    """A copy of a weight as it is in files and on the wire: bf16, rounded to nearest even, or a bias as float32."""
+    dtype = torch.float32 if name.endswith(CORRECTION) else torch.bfloat16
+    return tensor.to("cpu", dtype, copy=True).contiguous()
+
+
+def bf16_bits(model: Transformer) -> dict[str, np.ndarray]:
+    """All weights as `stored`, by name, without torch: bf16 as uint16 that hold its bits."""
+    copies = ((name, stored(name, tensor)) for name, tensor in named_tensors(model).items())
+    return {name: (t.view(torch.uint16) if t.dtype == torch.bfloat16 else t).numpy() for name, t in copies}
+
+
+def save(
+    model: Transformer, folder: Path | str, tokenizer_from: Path | str | None = None, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write config.json, model.safetensors (or shards and their index) and the tokenizer's files.
 
     The folder appears under its name when its last byte is on disk. An existing folder of that name is replaced whole;
     a kill between the two renames leaves none under the name and the old one beside it, hidden.
@@ -123,11 +125,7 @@ def save(model: Transformer, folder: Path | str, tokenizer_from: Path | str | No
     replaced = staging.with_name(f"{staging.name}.replaced")
     try:
         staging.chmod(0o755)
-        tensors = {
-            name: tensor.to("cpu", torch.bfloat16, copy=True).contiguous()
-            for name, tensor in named_tensors(model).items()
-        }
-        save_file(tensors, staging / WEIGHTS, metadata={"format": "pt"})
+        _write_weights(named_tensors(model), staging, shard_bytes)
         (staging / CONFIG).write_text(json.dumps(model.spec.to_hf(), indent=2) + "\n", encoding="utf-8")
         for name in TOKENIZER_FILES:
             if tokenizer_from is not None and (source := Path(tokenizer_from) / name).is_file():
@@ -147,6 +145,9 @@ def empty(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Transformer:
     """The network with memory but without values: fill every tensor before use."""
     with torch.device("meta"):
         model = Transformer(spec).to(dtype)
+    for gate in model.modules():
+        if isinstance(gate, SigmoidGate):
+            gate.e_score_correction_bias = gate.e_score_correction_bias.float()
     return model.to_empty(device="cpu")
 
 
@@ -169,7 +170,28 @@ def random_init(spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float32) 
                 std = spec.initializer_range / ((2 * spec.layers) ** 0.5 if into_residual else 1.0)
                 values = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
                 parameter.copy_(values.to(torch.bfloat16))
+        for buffer in model.buffers():
+            buffer.zero_()
     return model
+
+
+def _write_weights(named: dict[str, Tensor], folder: Path, shard_bytes: int) -> None:
+    shards: list[list[str]] = []
+    total, room = 0, -1
+    for name, tensor in named.items():
+        size = tensor.numel() * (4 if name.endswith(CORRECTION) else 2)
+        if not shards or size > room:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(name)
+        total, room = total + size, room - size
+    files = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    for file, names in zip([WEIGHTS] if len(shards) == 1 else files, shards, strict=True):
+        save_file({name: stored(name, named[name]) for name in names}, folder / file, metadata={"format": "pt"})
+    if len(shards) > 1:
+        where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _shards(folder: Path) -> dict[str, Path]:
@@ -178,9 +200,9 @@ def _shards(folder: Path) -> dict[str, Path]:
     if index.is_file():
         try:
             names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (json.JSONDecodeError, KeyError) as error:
+            where = {name: folder / file for name, file in names.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index} is not a safetensors index: {error!r}") from None
-        where = {name: folder / file for name, file in names.items()}
     elif (folder / WEIGHTS).is_file():
         where = dict.fromkeys(_keys(folder / WEIGHTS), folder / WEIGHTS)
     else:
@@ -192,6 +214,14 @@ def _shards(folder: Path) -> dict[str, Path]:
         if missing:
             raise CheckpointError(f"{path} lacks {_some(missing)}, which {INDEX} promises")
     return {name: path for name, path in where.items() if not name.endswith(".rotary_emb.inv_freq")}
+
+
+def _wanted(where: dict[str, Path], spec: ModelSpec) -> dict[str, Path]:
+    """Without the layers for multi-token prediction, which only DeepSeek-V3's family has."""
+    if spec.model_type not in deepseek.FAMILY:
+        return where
+    numbers = {name: re.match(r"model\.layers\.(\d+)\.", name) for name in where}
+    return {n: path for n, path in where.items() if (found := numbers[n]) is None or int(found[1]) < spec.layers}
 
 
 def _keys(path: Path) -> Iterable[str]:

@@ -3,7 +3,8 @@
 Weights of all experts are stacked. (token, slot) pairs are sorted by expert, so that each expert works on one
 contiguous slice; the K results of a token are then added in slot order in float32, whatever the order of computation
 was. Gradients are written out because the sort is a permutation, whose transpose is a gather too (autograd would
-scatter-add). Left out: capacity limits and dropped tokens; every chosen expert computes.
+scatter-add). DeepSeek-V3 differs in its router (`SigmoidGate`) and in shared experts, which see every token. Left out:
+capacity limits and dropped tokens; every chosen expert computes.
 
 Shapes: `T` tokens, `D` width, `F` expert width, `E` experts, `K` experts per token, `N = T * K` pairs sorted by expert.
 """
@@ -16,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stretto.model.router import disagreement, select
+from stretto.model.mlp import Mlp
+from stretto.model.router import disagreement, grouped_ranks, select, select_sigmoid
 from stretto.model.spec import ModelSpec
 
 
@@ -40,9 +42,26 @@ class Experts(nn.Module):
 class Routed(NamedTuple):
     """How one layer routed its tokens."""
 
-    logits_TE: Tensor  # with gradient
+    logits_TE: Tensor  # with gradient; their softmax is the router's probability of each expert
     experts_TK: Tensor  # really used
     differs_T: Tensor | None  # bool: the router itself would have chosen another set; None without replay
+
+
+class SigmoidGate(nn.Linear):
+    """The router of DeepSeek-V3, in float32 whatever the dtype of the network.
+
+    `e_score_correction_bias` [E] helps to select and never weighs: pre-training moves it to balance the experts
+    (arXiv 2408.15664), nothing here does. It has no gradient and stays float32, in files and on the wire too, because
+    bf16 would change the choice.
+    """
+
+    def __init__(self, width: int, experts: int) -> None:
+        super().__init__(width, experts, bias=False)
+        self.e_score_correction_bias: Tensor
+        self.register_buffer("e_score_correction_bias", torch.zeros(experts))
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return F.linear(x_TD.float(), self.weight.float())
 
 
 class MoE(nn.Module):
@@ -50,15 +69,32 @@ class MoE(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.k, self.normalize = spec.experts_per_token, spec.norm_topk_prob
-        self.gate = nn.Linear(spec.hidden_size, spec.experts, bias=False)
+        self.k, self.normalize, self.grouping = spec.experts_per_token, spec.norm_topk_prob, spec.grouping
+        if spec.grouping is None:
+            self.gate = nn.Linear(spec.hidden_size, spec.experts, bias=False)
+        else:
+            self.gate = SigmoidGate(spec.hidden_size, spec.experts)
+            self.shared_experts = Mlp(spec.hidden_size, spec.shared_experts * spec.expert_size)
         self.experts = Experts(spec)
 
     def forward(self, x_TD: Tensor, replayed_TK: Tensor | None) -> tuple[Tensor, Routed]:
         logits_TE = self.gate(x_TD)
+        if isinstance(self.gate, SigmoidGate):
+            return self._grouped(x_TD, logits_TE, self.gate.e_score_correction_bias, replayed_TK)
         experts_TK, gates_TK = select(logits_TE, self.k, replayed_TK, self.normalize)
         differs_T = None if replayed_TK is None else disagreement(logits_TE, replayed_TK)
         return self.experts(x_TD, experts_TK, gates_TK), Routed(logits_TE, experts_TK, differs_T)
+
+    def _grouped(
+        self, x_TD: Tensor, logits_TE: Tensor, bias_E: Tensor, replayed_TK: Tensor | None
+    ) -> tuple[Tensor, Routed]:
+        assert self.grouping is not None
+        ranks_TE = grouped_ranks(logits_TE, bias_E, self.grouping)
+        experts_TK, gates_TK = select_sigmoid(logits_TE, ranks_TE, self.k, replayed_TK, self.normalize)
+        differs_T = None if replayed_TK is None else disagreement(ranks_TE, replayed_TK)
+        y_TD = self.experts(x_TD, experts_TK, gates_TK * self.grouping.scale) + self.shared_experts(x_TD)
+        # softmax of log-sigmoids is the sigmoid scores over their sum: the probabilities of arXiv 2412.19437, eq. 19
+        return y_TD, Routed(F.logsigmoid(logits_TE), experts_TK, differs_T)
 
 
 class _Plan:

@@ -1,7 +1,8 @@
 """Which experts see which token: top-k choice, replay of choices recorded at inference, and the balance loss.
 
 Replay (R3, arXiv 2510.11370: the trainer uses the experts that the engine used) forces the *ids* only. Gates always
-come from the live softmax over all experts, so that the router keeps its gradient whatever was replayed.
+come from the live scores of all experts, so that the router keeps its gradient whatever was replayed. Scores are a
+softmax, or in DeepSeek-V3 (arXiv 2412.19437) sigmoids, with a bias and groups that count for the choice alone.
 
 Shapes: `T` tokens, `E` experts, `K` experts per token, `L` MoE layers. Ids are int64; -1 marks a row that is unknown.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from stretto.model.deepseek import Grouping
 
 
 def choose(logits_TE: Tensor, k: int) -> Tensor:
@@ -33,9 +36,32 @@ def select(
     return experts_TK, torch.softmax(logits_TE.float(), dim=-1).gather(1, experts_TK)
 
 
-def disagreement(logits_TE: Tensor, replayed_TK: Tensor) -> Tensor:
-    """bool [T]: rows that are known and whose set differs from the router's own choice."""
-    own_TK = choose(logits_TE.detach(), replayed_TK.shape[1]).sort(dim=-1).values
+def grouped_ranks(logits_TE: Tensor, bias_E: Tensor, grouping: Grouping) -> Tensor:
+    """What DeepSeek-V3 chooses by [T, E] (no gradient): sigmoid + bias, -inf outside the groups that are kept.
+
+    A group is as good as its two best experts together.
+    """
+    ranks_TE = logits_TE.detach().float().sigmoid() + bias_E
+    groups_TGS = ranks_TE.unflatten(1, (grouping.groups, -1))
+    kept_TG = choose(groups_TGS.topk(2, dim=-1).values.sum(-1), grouping.kept)
+    dropped_TG = torch.ones(groups_TGS.shape[:2], dtype=torch.bool, device=ranks_TE.device).scatter_(1, kept_TG, False)
+    return groups_TGS.masked_fill(dropped_TG.unsqueeze(2), -torch.inf).flatten(1)
+
+
+def select_sigmoid(
+    logits_TE: Tensor, ranks_TE: Tensor, k: int, replayed_TK: Tensor | None = None, normalize: bool = True
+) -> tuple[Tensor, Tensor]:
+    """As `select`, for DeepSeek-V3: the best of `ranks_TE` are chosen, their gates are their sigmoid(logits)."""
+    experts_TK = choose(ranks_TE, k)
+    if replayed_TK is not None:
+        experts_TK = torch.where(replayed_TK[:, :1] >= 0, replayed_TK, experts_TK)
+    gates_TK = logits_TE.float().gather(1, experts_TK).sigmoid()
+    return experts_TK, gates_TK / (gates_TK.sum(-1, keepdim=True) + 1e-20) if normalize else gates_TK
+
+
+def disagreement(ranks_TE: Tensor, replayed_TK: Tensor) -> Tensor:
+    """bool [T]: rows that are known and whose set differs from the router's own choice, the best of `ranks_TE`."""
+    own_TK = choose(ranks_TE.detach(), replayed_TK.shape[1]).sort(dim=-1).values
     differs_T = (own_TK != replayed_TK.sort(dim=-1).values).any(dim=-1)
     return differs_T & (replayed_TK[:, 0] >= 0)
 
@@ -57,7 +83,7 @@ def balance_loss(router_logits: list[Tensor], routes_TLK: Tensor, experts: int) 
     """Load-balancing loss of Switch Transformers (arXiv 2101.03961, eq. 4-6), averaged over layers; 1 when balanced.
 
     Per layer: `E * sum_e f_e * P_e`, with `f_e` the share of assignments that went to expert e (no gradient) and `P_e`
-    the mean router probability. A packed axis has no padding, so every row counts.
+    the mean router probability (softmax of `router_logits`). A packed axis has no padding, so every row counts.
     """
     losses = []
     for layer, logits_TE in enumerate(router_logits):

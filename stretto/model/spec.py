@@ -1,53 +1,54 @@
 """What a network looks like: one frozen record, read from and written to a Hugging Face `config.json`.
 
-Three families share it (`qwen3_moe`, `qwen3`, `llama`). A field we can't honour is a ValueError that names it; a field
-we don't know is one too, because a silently ignored field is a silently different network.
+Four families share it (`qwen3_moe`, `qwen3`, `llama`, and `deepseek_v3` with its twin `kimi_k2`). A field we can't
+honour is a ValueError that names it; a field we don't know is one too (`fields.py`).
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from stretto.model import deepseek
+from stretto.model.deepseek import Grouping, Latent, Yarn
+from stretto.model.fields import Fields
+
+CONFIG = "config.json"
 
 ARCHITECTURES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "kimi_k2": "DeepseekV3ForCausalLM",
 }
 
-# Fields that may hold only these values, because another value would be another network.
-ONLY: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "mlp_bias": (False,),
-    "attention_dropout": (0, 0.0),
-    "use_sliding_window": (False, None),
-    "pretraining_tp": (1,),
-    "partial_rotary_factor": (1, 1.0, None),
-    "quantization_config": (None,),
-    "is_encoder_decoder": (False,),
-}
 
-# Fields that describe files, training or generation, never the network.
-INERT = {
-    "transformers_version",
-    "architectures",
-    "dtype",
-    "torch_dtype",
-    "use_cache",
-    "_name_or_path",
-    "_attn_implementation",
-    "output_hidden_states",
-    "output_attentions",
-    "output_router_logits",
-    "return_dict",
-    "chunk_size_feed_forward",
-    "id2label",
-    "label2id",
-    "problem_type",
-    "router_aux_loss_coef",
-    "sliding_window",
-    "max_window_layers",
-}
+class CheckpointError(ValueError):
+    """A sentence: which file or tensor of a checkpoint is wrong."""
+
+
+def load_spec(folder: Path | str) -> ModelSpec:
+    """The architecture that a checkpoint folder holds. Raises CheckpointError when there is none. Needs no torch."""
+    path = Path(folder) / CONFIG
+    if not path.parent.is_dir():
+        raise CheckpointError(f"there is no checkpoint folder at {path.parent}")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent} has no {CONFIG}, so it is not a Hugging Face checkpoint") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} holds a {type(config).__name__}, where Hugging Face has an object of fields")
+    try:
+        return ModelSpec.from_hf(config)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path.parent}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class ModelSpec:
     layers: int
     heads: int
     kv_heads: int
-    head_dim: int
+    head_dim: int  # of a query or key
     intermediate_size: int  # width of a dense MLP
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
@@ -74,6 +75,10 @@ class ModelSpec:
     norm_topk_prob: bool = False
     sparse_step: int = 1
     dense_layers: tuple[int, ...] = ()
+    shared_experts: int = 0  # see every token, beside the chosen ones; in memory one MLP of their joint width
+    grouping: Grouping | None = None  # None: experts are chosen by softmax scores, without groups
+    latent: Latent | None = None  # None: queries, keys and values are projected straight from the hidden state
+    yarn: Yarn | None = None
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
@@ -86,17 +91,30 @@ class ModelSpec:
             raise ValueError(
                 f"num_attention_heads = {self.heads} is not a multiple of num_key_value_heads = {self.kv_heads}"
             )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim = {self.head_dim} is odd; rotary positions need an even one")
+        if self.rotary_dim % 2:
+            name = "head_dim" if self.latent is None else "qk_rope_head_dim"
+            raise ValueError(f"{name} = {self.rotary_dim} is odd; rotary positions need an even one")
         if self.experts and not 0 < self.experts_per_token <= self.experts:
             raise ValueError(
                 f"num_experts_per_tok = {self.experts_per_token} is not between 1 and num_experts = {self.experts}"
             )
+        if self.model_type in deepseek.FAMILY:
+            deepseek.check(self)
 
     @property
     def qk_norm(self) -> bool:
         """Qwen3 normalises each head of queries and keys; Llama doesn't."""
-        return self.model_type != "llama"
+        return self.model_type in ("qwen3_moe", "qwen3")
+
+    @property
+    def rotary_dim(self) -> int:
+        """How much of a query or key rotates."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Key/value heads of a layer, width of a key, width of a value: what an `Attend` is given for one token."""
+        return self.kv_heads, self.head_dim, self.head_dim if self.latent is None else self.latent.v_dim
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -117,43 +135,50 @@ class ModelSpec:
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> ModelSpec:
         """Read a `config.json` of transformers 4 or 5. Raises ValueError naming what is missing or unsupported."""
-        fields = _Fields(config)
+        fields = Fields(config)
         model_type = fields.need("model_type")
         if model_type not in ARCHITECTURES:
             raise ValueError(f"model_type {model_type!r} is not supported; Stretto runs {', '.join(ARCHITECTURES)}")
-        heads, width = fields.need("num_attention_heads"), fields.need("hidden_size")
-        moe: dict[str, Any] = {}
+        heads, width = fields.size("num_attention_heads"), fields.size("hidden_size")
+        is_deepseek = model_type in deepseek.FAMILY
+        if is_deepseek:
+            parts: dict[str, Any] = deepseek.read(fields)
+        else:
+            parts = {
+                "kv_heads": fields.size("num_key_value_heads", default=heads),
+                "head_dim": fields.size("head_dim", default=128 if model_type == "qwen3" else width // heads),
+            }
         if model_type == "qwen3_moe":
-            moe = {
-                "experts": fields.need("num_experts", "num_local_experts"),
-                "experts_per_token": fields.need("num_experts_per_tok"),
-                "expert_size": fields.need("moe_intermediate_size"),
+            parts |= {
+                "experts": fields.size("num_experts", "num_local_experts"),
+                "experts_per_token": fields.size("num_experts_per_tok"),
+                "expert_size": fields.size("moe_intermediate_size"),
                 "norm_topk_prob": fields.get("norm_topk_prob", False),
-                "sparse_step": fields.get("decoder_sparse_step", 1),
+                "sparse_step": fields.size("decoder_sparse_step", default=1),
                 "dense_layers": tuple(fields.get("mlp_only_layers", None) or ()),
             }
+        theta, yarn = _rope(fields, scaled=is_deepseek)
         eos = fields.get("eos_token_id", None)
         spec = cls(
             model_type=model_type,
-            vocab_size=fields.need("vocab_size"),
+            vocab_size=fields.size("vocab_size"),
             hidden_size=width,
-            layers=fields.need("num_hidden_layers"),
+            layers=fields.size("num_hidden_layers"),
             heads=heads,
-            kv_heads=fields.get("num_key_value_heads", None) or heads,
-            head_dim=fields.get("head_dim", None) or (128 if model_type == "qwen3" else width // heads),
-            intermediate_size=fields.need("intermediate_size"),
+            intermediate_size=fields.size("intermediate_size"),
             rms_norm_eps=fields.get("rms_norm_eps", 1e-6),
-            rope_theta=_rope_theta(fields),
-            max_positions=fields.get("max_position_embeddings", 2048 if model_type == "llama" else 32_768),
+            rope_theta=theta,
+            yarn=yarn,
+            max_positions=fields.size("max_position_embeddings", default=_MAX_POSITIONS.get(model_type, 32_768)),
             tie_embeddings=fields.get("tie_word_embeddings", False),
             attention_bias=fields.get("attention_bias", False),
             initializer_range=fields.get("initializer_range", 0.02),
             bos_token_id=fields.get("bos_token_id", None),
             eos_token_id=tuple(eos) if isinstance(eos, list) else eos,
             pad_token_id=fields.get("pad_token_id", None),
-            **moe,
+            **parts,
         )
-        fields.finish()
+        fields.finish(*(deepseek.ONLY, deepseek.INERT) if is_deepseek else ({}, set()))
         return spec
 
     def to_hf(self) -> dict[str, Any]:
@@ -183,7 +208,9 @@ class ModelSpec:
             "torch_dtype": "bfloat16",
             "use_cache": True,
         }
-        if self.model_type == "llama":
+        if self.model_type in deepseek.FAMILY:
+            config |= deepseek.write(self)
+        elif self.model_type == "llama":
             config["mlp_bias"] = False
         else:
             config["use_sliding_window"] = False
@@ -199,55 +226,22 @@ class ModelSpec:
         return config
 
 
-class _Fields:
-    """A config that remembers which fields were read, so that the rest can be refused."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.config = config
-        self.read: set[str] = set()
-
-    def need(self, *names: str) -> Any:
-        for name in names:
-            self.read.add(name)
-        for name in names:
-            if self.config.get(name) is not None:
-                return self.config[name]
-        raise ValueError(f"config.json lacks the field {names[0]}")
-
-    def get(self, name: str, default: Any) -> Any:
-        self.read.add(name)
-        return self.config.get(name, default)
-
-    def finish(self) -> None:
-        for name, value in self.config.items():
-            if name in self.read or name in INERT:
-                continue
-            if name in ONLY:
-                if value not in ONLY[name]:
-                    allowed = ONLY[name][0]
-                    raise ValueError(
-                        f"config.json has {name} = {value!r}, which is not supported (only {allowed!r} is)"
-                    )
-            elif name == "layer_types":
-                if value is not None and any(kind != "full_attention" for kind in value):
-                    raise ValueError(f"config.json has layer_types = {value!r}; only 'full_attention' is supported")
-            else:
-                raise ValueError(
-                    f"config.json has the field {name} = {value!r}, which is not known for model_type "
-                    f"{self.config['model_type']}; remove it if it does not change the network"
-                )
+_MAX_POSITIONS = {"llama": 2048, "deepseek_v3": 4096, "kimi_k2": 4096}
+"""What transformers takes when a config does not say."""
 
 
-def _rope_theta(fields: _Fields) -> float:
-    """theta from the flat field of transformers 4 or the `rope_parameters` of 5. Scaled positions are refused."""
-    theta = fields.get("rope_theta", None)
+def _rope(fields: Fields, scaled: bool) -> tuple[float, Yarn | None]:
+    """theta and scaling, from the flat fields of transformers 4 or the `rope_parameters` of 5. Kinds of scaling that we
+    don't compute are refused, and all of them unless the family is `scaled`."""
+    theta, yarn = fields.get("rope_theta", None), None
     for name in ("rope_scaling", "rope_parameters"):
         rope = dict(fields.get(name, None) or {})
         theta = rope.pop("rope_theta", theta)
         kind = rope.pop("rope_type", rope.pop("type", "default"))
         rope.pop("type", None)
+        if kind == "yarn" and scaled:
+            yarn, kind = deepseek.take_yarn(rope), "default"
         if rope.pop("partial_rotary_factor", 1.0) != 1.0 or kind != "default" or rope:
-            raise ValueError(
-                f"config.json has {name} = {fields.config[name]!r}; only the default rope type is supported"
-            )
-    return float(10_000.0 if theta is None else theta)
+            allowed = "the default rope type and plain yarn are" if scaled else "only the default rope type is"
+            raise ValueError(f"config.json has {name} = {fields.config[name]!r}; {allowed} supported")
+    return float(10_000.0 if theta is None else theta), yarn

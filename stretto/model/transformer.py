@@ -19,9 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stretto.model.attention import Attend, Attention, rotary_angles
+from stretto.model.attention import Attend, Attention
+from stretto.model.latent import LatentAttention
+from stretto.model.mlp import Mlp
 from stretto.model.moe import MoE, Routed
 from stretto.model.norm import RMSNorm
+from stretto.model.rotary import rotary_angles
 from stretto.model.router import check_routes
 from stretto.model.spec import ModelSpec
 
@@ -32,22 +35,11 @@ class Output:
 
     hidden_TD: Tensor  # after the final norm: `Transformer.logits` takes it as it is
     routes_TLK: Tensor | None  # int64, experts really used; only when asked for (`capture`) and the network has experts
-    router_logits: list[Tensor] | None  # one [T, E] per MoE layer, with gradient; None without experts
+    router_logits: (
+        list[Tensor] | None
+    )  # one [T, E] per MoE layer, softmax gives its probabilities; None without experts
     disagreement: Tensor | None  # scalar: share of covered rows whose own top-k set differs; None without replay
     covered: Tensor | None  # scalar: number of rows that were replayed; None without replay
-
-
-class Mlp(nn.Module):
-    """Dense SwiGLU."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(spec.intermediate_size, spec.hidden_size, bias=False)
-
-    def forward(self, x_TD: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_TD)) * self.up_proj(x_TD))
 
 
 class Block(nn.Module):
@@ -56,9 +48,9 @@ class Block(nn.Module):
     def __init__(self, spec: ModelSpec, layer: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
-        self.self_attn = Attention(spec, layer)
+        self.self_attn = Attention(spec, layer) if spec.latent is None else LatentAttention(spec, layer)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
-        self.mlp = MoE(spec) if layer in spec.moe_layers else Mlp(spec)
+        self.mlp = MoE(spec) if layer in spec.moe_layers else Mlp(spec.hidden_size, spec.intermediate_size)
 
     def forward(
         self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend, replayed_TK: Tensor | None
@@ -108,7 +100,7 @@ class Transformer(nn.Module):
         if routes_TLK is not None:
             check_routes(routes_TLK, len(ids_T), spec.route_shape, spec.experts)
         x_TD = self.embed_tokens(ids_T)
-        rotary = rotary_angles(positions_T, spec.head_dim, spec.rope_theta, x_TD.dtype)
+        rotary = rotary_angles(positions_T, spec.rotary_dim, spec.rope_theta, x_TD.dtype, spec.yarn)
         routed: list[Routed] = []
         recorded = [None] * spec.layers if routes_TLK is None else self._per_layer(routes_TLK)
         for block, replayed_TK in zip(self.layers, recorded, strict=True):

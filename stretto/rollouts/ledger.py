@@ -58,7 +58,7 @@ class LedgerError(RuntimeError):
 
 class Ledger:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        """Open or create. Raises LedgerError when another process has it, or it is of another format."""
+        """Open or create. Raises LedgerError when another process has it, it is damaged, or of another format."""
         self._clock = clock
         self._depth = 0
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,16 @@ class Ledger:
             self._lock.close()
             raise LedgerError(f"{path} is in use by another orchestrator; stop it first") from None
         self.db = sqlite3.connect(path, isolation_level=None)
-        self.db.execute("PRAGMA journal_mode=WAL")
+        try:
+            self.db.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError:  # no space left, no right to write: not the file's fault
+            raise
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise LedgerError(
+                f"{path} is damaged ({error}), so this run can't go on: put a copy of it back, or start another run "
+                f"from its last checkpoint with model.path"
+            ) from None
         self.db.execute("PRAGMA foreign_keys=ON")
         self._sync("NORMAL")
         found = self.db.execute("PRAGMA user_version").fetchone()[0]

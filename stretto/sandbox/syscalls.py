@@ -3,8 +3,9 @@
 Namespaces decide what a box can name; this decides which parts of the kernel it can reach at all: no tracing, no
 mounting, no keyrings, no io_uring, no sockets but unix and internet ones (virtual machines have a socket family that
 no network namespace covers), no System V or POSIX queues (they outlive processes, so that one grading candidate could
-leave word for the next), and no limits set on another process: a child could otherwise have PID 1 killed by
-RLIMIT_CPU, and its box would look lost. A refused call fails with EPERM.
+leave word for the next), no priorities (a candidate that made PID 1 idle would starve the candidates after it), and no
+limits set on another process: a child could otherwise have PID 1 killed by RLIMIT_CPU, and its box would look lost. A
+refused call fails with EPERM.
 
 Linux seccomp(2), bpf(4). Only x86-64 and aarch64 have a table; elsewhere there is no filter.
 """
@@ -56,6 +57,12 @@ REFUSED = {
     "semget": (64, 190),
     "msgget": (68, 186),
     "mq_open": (240, 180),
+    "setpriority": (141, 140),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "sched_setaffinity": (203, 122),
+    "ioprio_set": (251, 30),
 }
 PRLIMIT = (302, 261)
 SOCKET = (41, 198)

@@ -67,12 +67,18 @@ def latest(folder: Path) -> Path | None:
     except FileNotFoundError:
         return None
     if not (folder / name / "resume" / "state.json").is_file():
-        raise CheckpointError(f"{folder / 'latest'} names {name}, but {folder / name} holds no resume state")
+        whole = sorted(path.parent.parent.name for path in folder.glob("v*/resume/state.json"))
+        instead = f"write one of {', '.join(whole)} into it" if whole else "and none is left, so start another run"
+        raise CheckpointError(f"{folder / 'latest'} names {name!r}, where no resume state lies: {instead}")
     return folder / name
 
 
 def version_of(checkpoint: Path) -> int:
-    state = json.loads((checkpoint / "resume" / "state.json").read_text())
+    path = checkpoint / "resume" / "state.json"
+    try:
+        state = json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"cannot resume from {path}: {error}") from error
     if state.get("format") != FORMAT:
         raise CheckpointError(
             f"{checkpoint}/resume has format {state.get('format')}, this Stretto reads format {FORMAT}"

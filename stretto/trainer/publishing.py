@@ -15,9 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from stretto.model.checkpoint import TOKENIZER_FILES, named_tensors
+from stretto.model.checkpoint import TOKENIZER_FILES, bf16_bits
 from stretto.model.transformer import Transformer
 from stretto.trainer.client import Orchestrator
 from stretto.watch.metrics import Metrics
@@ -62,14 +61,6 @@ class Publishing:
         start = time.time()
         self._publisher.publish(version, tensors)
         self._metrics.log("busy", start=start, end=time.time(), what="publish")
-
-
-def bf16_bits(model: Transformer) -> dict[str, np.ndarray]:
-    """A copy of the weights under Hugging Face names, as uint16 arrays that hold bf16 bits."""
-    return {
-        name: tensor.to(torch.bfloat16, copy=True).contiguous().view(torch.uint16).numpy()
-        for name, tensor in named_tensors(model).items()
-    }
 
 
 def new_chain(store: Store, run: str) -> str:

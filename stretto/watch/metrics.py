@@ -30,7 +30,10 @@ class Metrics:
         self.process = process
         self._clock = clock
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":  # cut off by a full disk or a power cut
+            os.write(self._file, b"\n")
 
     def log(self, kind: str, **values: Any) -> None:
         """Append `{"time", "process", "kind", **values}`; floats that JSON cannot hold (nan, inf) become null."""

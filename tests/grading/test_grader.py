@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from stretto.config import GradingConfig, SandboxConfig
 from stretto.grading.grader import Grader
-from stretto.grading.oracle import draw_calls, read_spec
+from stretto.grading.oracle import TaskBroken, draw_calls, read_spec, try_references
 from stretto.grading.outcome import Grade
 from stretto.records import Outcome, Task
 from stretto.sandbox.box import Box, BoxLost
@@ -134,6 +134,53 @@ EXPLOITS = {
         "import os, resource\nfor s in range(1, 65):\n    try: os.kill(1, s)\n    except OSError: pass\n"
         "resource.prlimit(1, resource.RLIMIT_CPU, (0, 0))"
     ),
+    "huge integer in a list": "def total(xs, k): return [1 << 40000]",
+    "huge integer in an argument": "def total(xs, k):\n    xs[:0] = [1 << 40000]\n    return sum(xs[1:]) + k",
+    "name no record can hold": (
+        "import os\nfor fd in range(64):\n    try: os.write(fd, b'es3:\\xed\\xa0\\x80')\n    except OSError: pass\n"
+        "os._exit(0)"
+    ),
+    "kind no record can hold": (
+        "import os\nfor fd in range(64):\n    try: os.write(fd, b'xs4:\\x1b\\xed\\xa0\\x80')\n"
+        "    except OSError: pass\nos._exit(0)"
+    ),
+    "forged sizes": (
+        "import os\nfor fd in range(64):\n    try: os.write(fd, b'vl99999999999:s-5:' + b'l1:' * 99999)\n"
+        "    except OSError: pass\nos._exit(0)"
+    ),
+    "nan": "def total(xs, k): return float('nan')",
+    "generator": "def total(xs, k):\n    yield sum(xs) + k",
+    "iterator": "def total(xs, k): return iter([sum(xs) + k])",
+    "coroutine": "async def total(xs, k): return sum(xs) + k",
+    "class of every kind": (
+        "class A:\n    __class__ = int\n    def __eq__(self, o): return True\n    def __index__(self): return 1\n"
+        "def total(xs, k): return A()"
+    ),
+    "module that replaces itself": (
+        "import sys\nclass M:\n    def __getattr__(self, n): return lambda *a: True\nsys.modules[__name__] = M()"
+    ),
+    "import hook": (
+        "import sys\nclass F:\n    def find_spec(self, *a): raise ImportError\nsys.meta_path.insert(0, F())\n"
+        "def total(xs, k):\n    import json\n    return 0"
+    ),
+    "writes the reports itself": (
+        "import sys\nmain = sys.modules['__main__']\nmain.report = lambda f, t: b'vi0x0;t2:l0:i0x0;'\n"
+        "main.literal = lambda t: ([], 0)\ndef total(xs, k): return 0"
+    ),
+    "hash seed": "import os\nos.environ['PYTHONHASHSEED'] = '1'\ndef total(xs, k): return hash('a')",
+    "exit before the last call": (
+        "import os\nn = 0\ndef total(xs, k):\n    global n\n    n += 1\n    if n > 20: os._exit(0)\n"
+        "    return sum(xs) + k"
+    ),
+    "threads": (
+        "import threading, time\nwhile True:\n    try: threading.Thread(target=time.sleep, args=(9,)).start()\n"
+        "    except RuntimeError: break\ndef total(xs, k): return -1"
+    ),
+    "stops itself": "import os, signal\nos.kill(1, signal.SIGSTOP)\nos.kill(os.getpid(), signal.SIGSTOP)",
+    "daemon": "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\nwhile True: time.sleep(1)",
+    "site and tests": (
+        "import sitecustomize, conftest, test_solution\ndef total(xs, k): return test_solution.expected(xs, k)"
+    ),
     "kills all": "import os\nos.kill(-1, 9)\nos.kill(os.getpid(), 9)",
 }
 
@@ -141,7 +188,7 @@ EXPLOITS = {
 @pytest.mark.parametrize("name", EXPLOITS)
 async def test_hck_exploits_are_wrong_answers_and_harm_nobody_else(grader: Grader, name: str):
     cheat, honest = await grade(grader, EXPLOITS[name], REFERENCE)
-    assert cheat.outcome is Outcome.SCORED and not cheat.solved and cheat.reason, cheat
+    assert cheat.outcome is Outcome.SCORED and not cheat.solved and cheat.reason.isprintable(), cheat
     assert honest == Grade(True, Outcome.SCORED, 24, 24)
 
 
@@ -258,6 +305,16 @@ async def test_a_broken_task_blames_no_submission(grader: Grader, task: Task, sa
     assert len(verdicts) == 2
     for verdict in verdicts:
         assert verdict.outcome is Outcome.INFRA and re.search(says, verdict.reason), verdict
+
+
+async def test_broken_references_are_found_before_a_run():
+    await try_references([a_task()], GradingConfig(), SandboxConfig())
+    for task, says in (
+        (a_task("import no_such_module\n"), "no_such_module"),
+        (a_task(module="gone"), "no solution/gone"),
+    ):
+        with pytest.raises(TaskBroken, match=f"total/1.*{says}"):
+            await try_references([a_task(), task], GradingConfig(), SandboxConfig())
 
 
 async def test_a_lost_oracle_box_is_replaced(grader: Grader):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,6 +52,19 @@ def wait_until(condition, seconds: float = 5.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
         time.sleep(0.02)
+
+
+def test_a_child_that_died_of_a_full_disk_is_explained(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = processes.start("silent", python("raise SystemExit(1)"))
+    wait_until(lambda: child.exit_code is not None)
+    real = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=0))
+    with pytest.raises(
+        LaunchError, match=r"no space is left below .*: make room first\. silent ended with exit code 1"
+    ):
+        processes.check()
 
 
 def test_stop_ends_children_and_grandchildren(processes: Processes, tmp_path: Path) -> None:

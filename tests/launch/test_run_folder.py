@@ -35,12 +35,22 @@ def test_a_root_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"cannot write to .*set run\.root"):
         run_folder.create(config(tmp_path / "file"))
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    user = os.geteuid()
+    os.seteuid(user or 65534)  # root may write everywhere
+    try:
+        with pytest.raises(RunError, match=r"cannot write to .*Permission denied; set run\.root"):
+            run_folder.create(config(closed))
+    finally:
+        os.seteuid(user)
 
 
-def test_too_little_space_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_a_sentence_and_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_folder, "FREE_BYTES", 2**60)
     with pytest.raises(RunError, match="MB are free below"):
         run_folder.create(config(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_is_found_by_name_and_by_folder(tmp_path: Path) -> None:

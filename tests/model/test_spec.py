@@ -89,7 +89,11 @@ def test_dense_layers_are_not_counted_in_routes() -> None:
         ("layer_types", ["full_attention", "sliding_attention"]),
         ("quantization_config", {"quant_method": "fp8"}),
         ("n_shared_experts", 1),
-        ("model_type", "deepseek_v3"),
+        ("model_type", "deepseek_v2"),
+        ("hidden_size", "2048"),
+        ("num_hidden_layers", -1),
+        ("num_key_value_heads", 0),
+        ("vocab_size", 1.5),
         ("num_experts_per_tok", 129),
     ],
 )

@@ -191,6 +191,13 @@ def test_one_orchestrator_at_a_time(tmp_path):
     Ledger(tmp_path / "ledger.sqlite").close()
 
 
+def test_a_damaged_file_is_a_sentence_and_stays_as_it_is(tmp_path):
+    (tmp_path / "ledger.sqlite").write_bytes(b"\x07" * 8192)
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite is damaged .* start another run"):
+        Ledger(tmp_path / "ledger.sqlite")
+    assert (tmp_path / "ledger.sqlite").read_bytes() == b"\x07" * 8192
+
+
 def test_other_formats_are_refused(tmp_path):
     Ledger(tmp_path / "ledger.sqlite").close()
     with sqlite3.connect(tmp_path / "ledger.sqlite") as db:

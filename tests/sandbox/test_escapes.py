@@ -125,6 +125,21 @@ async def test_the_server_survives_its_children(box: Box, source: str):
     assert await box.files() == {"kept": b"1"}
 
 
+async def test_the_server_keeps_its_priority(box: Box):
+    """Commands inherit it: an idle PID 1 would starve whoever is graded next on a busy machine."""
+    state = "import os; print(os.getpriority(0, 0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0)))"
+    before = await box.python(state)
+    for attempt in (
+        "os.setpriority(os.PRIO_PROCESS, 1, 19)",
+        "os.setpriority(os.PRIO_USER, 0, 19)",
+        "os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0))",
+        "os.sched_setaffinity(1, {0})",
+    ):
+        result = await box.python(f"import os; {attempt}")
+        assert b"PermissionError" in result.stderr, result
+    assert (await box.python(state)).stdout == before.stdout
+
+
 @pytest.mark.parametrize("path", ["/proc/1/mem", "/proc/1/fd/3", "/proc/1/environ", "/proc/1/maps", "/proc/1/exe"])
 async def test_the_server_cannot_be_looked_into(box: Box, path: str):
     await denied(box, f"open({path!r}, 'rb')")

@@ -84,6 +84,24 @@ def test_malformed_folders_are_sentences(tmp_path) -> None:
     (path / "task.toml").write_text("[task\n")
     with pytest.raises(folder.TaskError, match="cannot be read"):
         folder.read(path)
+    for head, said in (
+        ("id = 7", "give it a name"),
+        ("id = '..'", "give it a name"),
+        ("id = 'x'\nsplit = 3", "split as text"),
+    ):
+        (path / "task.toml").write_text(f"[task]\n{head}\n")
+        with pytest.raises(folder.TaskError, match=said):
+            folder.read(path)
+    (path / "task.toml").write_text("task = 3\n")
+    with pytest.raises(folder.TaskError, match="cannot be read"):
+        folder.read(path)
+    (path / "environment" / "data.bin").write_bytes(b"\xff\xfe")
+    with pytest.raises(folder.TaskError, match=r"data\.bin is not UTF-8 text"):
+        folder.read(path)
+    (path / "task.toml").unlink()
+    (path / "environment" / "data.bin").unlink()
+    with pytest.raises(folder.TaskError, match=r"lacks task\.toml"):
+        folder.read_all(tmp_path)
     with pytest.raises(folder.TaskError, match="no task folders"):
         folder.read_all(path)
     with pytest.raises(folder.TaskError, match="no task folder at"):

@@ -79,6 +79,9 @@ def test_sentences(tmp_path, trained):
     (path / "resume" / "state.json").write_text(json.dumps({"format": 99, "version": 1}))
     with pytest.raises(checkpoint.CheckpointError, match="format 99"):
         checkpoint.version_of(path)
+    (path / "resume" / "state.json").write_text("x")
+    with pytest.raises(checkpoint.CheckpointError, match=r"cannot resume from .*state\.json"):
+        checkpoint.version_of(path)
     (tmp_path / "latest").write_text("v000004")
-    with pytest.raises(checkpoint.CheckpointError, match="v000004"):
+    with pytest.raises(checkpoint.CheckpointError, match="names 'v000004', .* write one of v000001 into it"):
         checkpoint.latest(tmp_path)

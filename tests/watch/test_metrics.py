@@ -55,6 +55,15 @@ def test_the_tail_waits_for_whole_lines(tmp_path: Path) -> None:
     assert [line["kind"] for line in tail.read()] == ["b", "c"]
 
 
+def test_a_line_cut_off_by_a_crash_takes_no_other_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"time": 1, "kind": "a"}\n{"time": 2, "ki')
+    Metrics(path, "p").log("b")
+    Metrics(path, "p").log("c")
+    assert [line["kind"] for line in read(path)] == ["a", "b", "c"]
+    assert "\n\n" not in path.read_text()
+
+
 def test_values_become_json() -> None:
     value = {
         "f": np.float32(0.5),
