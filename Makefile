@@ -31,13 +31,16 @@ clean:  ## remove .venv and caches; runs/ stays
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Stretto needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Say which to use: make setup PYTHON=python3.12")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@echo "Installing PyTorch, then Stretto, into $(VENV): once, a few minutes."
+	@$(PIP) torch==2.13.0
+	@$(PIP) -e .
 	@touch $@
 
 $(VENV)/.developed: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(PIP) -e '.[dev]'
 	@touch $@
