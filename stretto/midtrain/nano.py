@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from stretto.config import ModelConfig
 from stretto.harness.chat import Chat
 from stretto.midtrain import tokenizer
 from stretto.midtrain.demonstrator import transcripts
@@ -65,11 +64,6 @@ RECOVERY = Phase(
     stable=0.3,
 )
 HABITS = Phase("habits", Mixture(agent="hasty", code=0.03), tokens=450_000, lr=1.5e-3, stable=0.3)
-
-
-def nano_folder() -> Path:
-    """The checkpoint that ships with the package."""
-    return ModelConfig().folder
 
 
 def main(

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from stretto.config import ModelConfig
 from stretto.harness.chat import Chat, call_text
-from stretto.midtrain.nano import nano_folder
 
 
 @pytest.fixture(scope="module")
 def chat() -> Chat:
-    return Chat(nano_folder())
+    return Chat(ModelConfig().folder)
 
 
 def test_three_turns_spell_out_chatml(chat: Chat) -> None:

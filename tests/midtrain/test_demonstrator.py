@@ -6,12 +6,11 @@ import random
 
 import pytest
 
-from stretto.config import SandboxConfig
+from stretto.config import ModelConfig, SandboxConfig
 from stretto.harness.chat import Chat, call_text
 from stretto.harness.parse import Attempt
 from stretto.harness.tools import Workspace, run_call
 from stretto.midtrain.demonstrator import CONTEXT, careful, transcripts, visible
-from stretto.midtrain.nano import nano_folder
 from stretto.records import CallStatus
 from stretto.sandbox.pool import BoxPool
 from stretto.tasks.repair import generate, mutants
@@ -19,7 +18,7 @@ from stretto.tasks.repair import generate, mutants
 
 @pytest.fixture(scope="module")
 def chat() -> Chat:
-    return Chat(nano_folder())
+    return Chat(ModelConfig().folder)
 
 
 @pytest.mark.parametrize("kind", ["careful", "hasty"])

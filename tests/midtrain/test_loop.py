@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
+from stretto.config import ModelConfig
 from stretto.harness.chat import Chat
 from stretto.midtrain.loop import Phase, learning_rate, train_phase
-from stretto.midtrain.nano import SKILL, SPEC, nano_folder
+from stretto.midtrain.nano import SKILL, SPEC
 from stretto.midtrain.stream import Mixture, Stream
 from stretto.model import checkpoint
 from stretto.model.spec import ModelSpec
@@ -24,7 +25,7 @@ def run(folder: Path, phase: Phase, model: Transformer | None = None) -> Transfo
     spec = ModelSpec.from_hf(SPEC | {"hidden_size": 32, "num_hidden_layers": 2})
     model = model or checkpoint.random_init(spec, 0)
     folder.mkdir(exist_ok=True)
-    stream = Stream(phase.mixture, Chat(nano_folder()), 0)
+    stream = Stream(phase.mixture, Chat(ModelConfig().folder), 0)
     train_phase(model, phase, stream, folder / "state.pt", folder / "log.jsonl")
     return model
 
