@@ -3,15 +3,18 @@
     weights/<chain>/HEAD                                   version, root, and a link to every manifest worth knowing
                     layouts/<hash>.json                    names, dtypes, shapes: the same for all versions
                     manifests/000012-from-000011-<hash>.json
-                    deltas/000012-from-000011-<hash>/0     coded differences
+                    deltas/000012-from-000011-<hash>/0     coded differences; 000016-from-000008 is a skip
                     anchors/000000-<hash>/model.safetensors, config.json, tokenizer.json ...   loadable by anybody
+                    readers/<cluster>-<random>             who reads what (`readers.py`)
 
 Written in this order: objects, manifest, HEAD by compare-and-set. So a version is visible when its last byte is, and
 whatever a killed publisher leaves behind is named by nobody. All names hold a hash of what they name, so leftovers
 and a second publisher can't collide. Trust runs the same way: HEAD holds the manifests' hashes, a manifest those of
 its objects and of every tensor before (one root) and after.
 
-A reader at any version goes along the cheapest path of links to HEAD (`plan`). Left out: deleting old versions.
+A reader at any version goes along the cheapest path of links to HEAD (`plan`). The rules at the end of this file say
+when an anchor or a skip is worth writing; they look at links only, so that all ranks of a trainer come to the same
+answer. Old objects are deleted by `collect.py`.
 """
 
 from __future__ import annotations
@@ -26,10 +29,18 @@ import msgspec
 from stretto.weights.state import root
 from stretto.weights.store import Store
 
-FORMAT = 1
+FORMAT = 2
 """Version of HEAD and of manifests. A reader refuses any other by name."""
 
 MODEL_FILE = "model.safetensors"
+"""Of an anchor in one file. Larger ones have several, and an index, as Hugging Face writes it."""
+
+SKIP = 8
+"""A skip delta spans so many versions."""
+
+SPARSE = 16
+"""Deltas that together reach 1/SPARSE of an anchor have no skip. Remembering what changed takes about six times their
+bytes, so this bounds that memory to well below half a copy of the weights."""
 
 Metadata = dict[str, str | int | float]
 
@@ -58,13 +69,12 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One coded piece of a delta: tensors `[first, last)` of the layout, flattened and joined."""
+    """One coded piece of a delta: some tensors of the layout, flattened and joined."""
 
     blob: int  # index into `Manifest.objects`
     start: int
     size: int
-    first: int
-    last: int
+    tensors: tuple[int, ...]  # indices into the layout
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +83,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     format: int
     chain: str  # run-scoped: no two runs or restarts share one
     version: int
-    kind: str  # "anchor" or "delta"
+    kind: str  # "anchor", "delta" or "skip"
     parent: int | None
     parent_root: str | None  # fingerprint that the base must have
     root: str  # fingerprint of the result
@@ -89,7 +99,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def wanted(self) -> list[Blob]:
         """The objects a reader needs: of an anchor only the weights."""
-        return [blob for blob in self.objects if self.kind == "delta" or blob.key.endswith(f"/{MODEL_FILE}")]
+        return [blob for blob in self.objects if self.kind != "anchor" or blob.key.endswith(".safetensors")]
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -99,10 +109,11 @@ class Link(msgspec.Struct, frozen=True):
     parent: int | None
     bytes: int
     manifest: Blob
+    skip: bool = False  # a second way to a version that a delta leads to
 
     @property
     def form(self) -> str:
-        return "anchor" if self.parent is None else "delta"
+        return "anchor" if self.parent is None else "skip" if self.skip else "delta"
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,20 +141,58 @@ def plan(links: Iterable[Link], base: int | None, target: int) -> list[Link]:
     return cost[target][1]
 
 
+def recent(links: list[Link]) -> list[Link]:
+    """Links back to the last anchor but one: whoever is further behind takes an anchor anyway."""
+    anchors = [link.version for link in links if link.parent is None]
+    oldest = anchors[-2:][0]
+    return [
+        link
+        for link in links
+        if (link.version == oldest and link.parent is None)
+        or (link.version > oldest and (link.parent is None or link.parent >= oldest))
+    ]
+
+
+def anchor_due(links: list[Link], every: int) -> bool:
+    """Whether a late joiner should get a new anchor: after `every` versions, or when the way from the last one costs
+    twice as much as an anchor alone."""
+    newest = max(link.version for link in links)
+    last = [link for link in links if link.parent is None][-1]
+    since = [link for link in links if link.version > last.version and link.form == "delta"]
+    way = plan([last, *(link for link in links if link.version > last.version)], None, newest)
+    return len(since) >= every or sum(link.bytes for link in way) > 2 * last.bytes
+
+
+def skip_due(links: list[Link], base: int) -> bool:
+    """Whether a skip from `base` to the newest version is worth trying."""
+    known = any(link.version == base for link in links)
+    return known and len(_deltas(links, base)) >= SKIP and not dense(links, base)
+
+
+def dense(links: list[Link], base: int) -> bool:
+    """Whether so much changed since `base` that remembering what, for a skip, is too dear."""
+    last = [link for link in links if link.parent is None][-1]
+    return sum(link.bytes for link in _deltas(links, base)) * SPARSE > last.bytes
+
+
+def _deltas(links: list[Link], base: int) -> list[Link]:
+    return [link for link in links if link.version > base and link.form == "delta"]
+
+
 def head_key(chain: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", chain):
         raise ChainError(f"{chain!r} is not a chain id: use up to 100 letters, digits, dots, dashes and underscores")
     return f"weights/{chain}/HEAD"
 
 
-def read_head(store: Store, chain: str) -> tuple[Head, str] | None:
-    """HEAD and its entity tag; None if nothing was published yet."""
+def read_head(store: Store, chain: str, known: tuple[Head, str] | None = None) -> tuple[Head, str] | None:
+    """HEAD and its entity tag; None if nothing was published yet. `known` is an earlier answer, to save reading it."""
     key = head_key(chain)
     try:
-        data, tag = store.get_with_tag(key)
+        found = store.get_if_changed(key, known[1]) if known else store.get_with_tag(key)
     except KeyError:
         return None
-    return _parse(data, Head, key), tag
+    return known if found is None else (parse(found[0], Head, key), found[1])
 
 
 def move_head(store: Store, head: Head, expected: str | None) -> str:
@@ -185,7 +234,7 @@ def fetch(store: Store, blob: Blob) -> bytes:
 
 
 def read_manifest(store: Store, chain: str, link: Link) -> Manifest:
-    manifest = _parse(fetch(store, link.manifest), Manifest, link.manifest.key)
+    manifest = parse(fetch(store, link.manifest), Manifest, link.manifest.key)
     if (manifest.chain, manifest.version, manifest.parent) != (chain, link.version, link.parent):
         raise ChainError(
             f"{link.manifest.key} describes version {manifest.version} of chain {manifest.chain} "
@@ -195,8 +244,7 @@ def read_manifest(store: Store, chain: str, link: Link) -> Manifest:
 
 
 def read_layout(store: Store, manifest: Manifest) -> list[TensorInfo]:
-    layout = _decode(fetch(store, manifest.layout), list[TensorInfo], manifest.layout.key)
-    return layout
+    return _decode(fetch(store, manifest.layout), list[TensorInfo], manifest.layout.key)
 
 
 def layout_root(layout: list[TensorInfo], hashes: list[bytes]) -> str:
@@ -213,7 +261,8 @@ def digest(data: bytes) -> str:
     return blake3.blake3(data).hexdigest()
 
 
-def _parse(data: bytes, kind: type[Any], key: str) -> Any:
+def parse(data: bytes, kind: type[Any], key: str) -> Any:
+    """Read a record that has a `format`; ChainError when it is another one, or damaged."""
     version = _decode(data, dict[str, Any], key).get("format")
     if version != FORMAT:
         raise ChainError(f"{key} has format {version}, this program reads format {FORMAT}: update the older side")

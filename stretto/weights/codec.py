@@ -1,65 +1,90 @@
-"""Weight deltas, bit-exact: what changed, in units in the last place, grouped by the old value's exponent.
+"""Weight deltas, bit-exact: which elements changed, and by how many units in the last place.
 
-Floats are looked at as integers in numeric order, so that a training step is a few small steps on the number line
-(mostly +-1 ulp). The receiver holds the old value, and its exponent says how likely a change is: elements are put in
-the order of that exponent first, which both sides can do, so that like sits beside like. Then, per chunk of 2^20
-elements, one of four tiers, all numpy and zstandard:
+    data = encode(old, new)                       the publisher
+    patches = decode(old, data, shape, dtype)     a reader, off to the side: nothing is changed yet
+    apply(patches, tensor)                        in place, as fast as memory: this is all that serving waits for
+
+A tensor is cut into chunks, which are coded by themselves and on several cores. For each chunk one of five tiers:
 
     same    nothing changed
-    gaps    few changed: distances between changed elements, and their steps, in separate streams
-    planes  many changed: a bitmap, and the steps split into byte planes
-    full    no old value, or one that does not help: the new bits, sign rotated to the low end, in byte planes
+    rice    few changed: near the bound given the old exponents (`rice.py`, needs numba)
+    split   few changed, with numpy and zstandard alone                           } `dense.py`
+    dense   many changed                                                          }
+    full    no old value, or one that does not help                               }
 
-    frame:  format, width | has-base, elements, then per chunk: tier, length, payload       (numbers are LEB128)
-    stream: raw length, stored length, bytes     (stored as they are when zstd does not make them smaller)
+    frame:  format, width | has-base, elements, log2 of a chunk, then per chunk: tier, length, payload
 
-Any 8, 16 or 32-bit pattern goes through unchanged, NaN payloads and negative zeros included: values are never
-compared as floats. A wrong base can't be noticed here; the chain's state hashes do that (`chain.py`).
-
-Left out: a coder that reaches the bound given the old exponent (Golomb-Rice or ANS with one parameter per exponent).
+Numbers are LEB128. Any 8, 16 or 32-bit pattern goes through unchanged: values are only ever compared as integers. A
+patch holds new values, not differences, so that applying it twice is applying it once. A wrong base may go unnoticed
+here; the chain's state hashes notice it (`chain.py`).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import TypeVar
 
 import numpy as np
-import zstandard
 
+from stretto.weights import dense
 from stretto.weights.state import bits
+from stretto.weights.streams import CodecError, Reader, put_number
 
-FORMAT = 1
+FORMAT = 2
 """Version of the byte layout. A reader refuses any other by name."""
 
-CHUNK = 1 << 20
-"""Elements coded together: bounds memory, and lets positions be small numbers."""
+CHUNK_BITS = 22
+"""2^this elements are coded together: what one core works on, and what sets the memory it needs."""
 
-DENSE_SHARE = 0.15
-"""Share of changed elements from which a bitmap is smaller than gaps (measured with `codec_report`)."""
+LARGEST_CHUNK_BITS = 26
+"""What a reader accepts: positions are 32 bits, sums of weights stay far from 64."""
+
+SMALL = 1 << 15
+"""Up to so many elements the tables of tier rice may cost more than it saves, and split is tried too."""
+
+MANY = 0.5
+"""Share of changed elements from which the dense tiers are tried too."""
+
+TOO_MANY = 0.8
+"""Share from which only they are."""
 
 _HAS_BASE = 0x80
-_ESCAPE = 255
 
-
-class CodecError(ValueError):
-    """A sentence: why these bytes are not a delta that this program can apply to that base."""
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 class Tier(enum.IntEnum):
     """How a chunk is coded. Numbers are part of the format: never reuse one."""
 
     SAME = 0
-    GAPS = 1
-    PLANES = 2
-    FULL = 3
+    RICE = 1
+    SPLIT = 2
+    DENSE = 3
+    FULL = 4
 
 
-def encode(old: np.ndarray | None, new: np.ndarray) -> bytes:
+@dataclass(frozen=True)
+class Patch:
+    """New values for the elements `start` to `stop` of a flat tensor: at `positions` (from `start` on, uint32,
+    ascending), or all of them if that is None. Unsigned integers of the tensor's width."""
+
+    start: int
+    stop: int
+    positions: np.ndarray | None
+    values: np.ndarray
+
+
+def encode(old: np.ndarray | None, new: np.ndarray, tier: Tier | None = None, threads: int = 1) -> bytes:
     """Bytes from which `decode` makes `new`, given `old` (same shape and width; None: without a base).
 
-    Raises CodecError for a dtype that is not 8, 16 or 32 bits wide and for arrays that do not match.
+    `tier` forces one for every chunk that changed. Raises CodecError for a dtype that is not 8, 16 or 32 bits wide and
+    for arrays that do not match.
     """
     new_N = _flat(new)
     if old is not None and (old.shape != new.shape or old.dtype.itemsize != new.dtype.itemsize):
@@ -69,298 +94,202 @@ def encode(old: np.ndarray | None, new: np.ndarray) -> bytes:
         )
     old_N = None if old is None else _flat(old)
     out = bytearray((FORMAT, new_N.itemsize | (0 if old is None else _HAS_BASE)))
-    _put_number(out, new_N.size)
-    for start in range(0, new_N.size, CHUNK):
-        piece_C = new_N[start : start + CHUNK]
-        tier, payload = _encode_chunk(None if old_N is None else old_N[start : start + CHUNK], piece_C)
-        out.append(tier)
-        _put_number(out, len(payload))
+    put_number(out, new_N.size)
+    out.append(CHUNK_BITS)
+    chunk = 1 << CHUNK_BITS
+
+    def one(start: int) -> tuple[Tier, bytes]:
+        span = slice(start, start + chunk)
+        return _encode_chunk(None if old_N is None else old_N[span], new_N[span], tier)
+
+    for used, payload in on_cores(threads, one, range(0, new_N.size, chunk)):
+        out.append(used)
+        put_number(out, len(payload))
         out += payload
     return bytes(out)
 
 
-def decode(old: np.ndarray | None, data: bytes | memoryview, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """The new tensor, of `shape` and `dtype`. `old` is not changed.
+def decode(
+    old: np.ndarray | None, data: bytes | memoryview, shape: tuple[int, ...], dtype: np.dtype, threads: int = 1
+) -> list[Patch]:
+    """What has to be written into a tensor of `shape` and `dtype` that holds `old`, in the order of elements. Chunks
+    in which nothing changed have no patch. Neither `old` nor any tensor is changed.
 
     Raises CodecError for a format or tier this program does not know, truncated or damaged bytes, and a base or shape
     that does not fit.
     """
     dtype = np.dtype(dtype)
-    reader = _Reader(data)
+    reader = Reader(data)
     version = reader.byte()
     if version != FORMAT:
         raise CodecError(f"delta has format {version}, this program reads {FORMAT}: update the older side")
     width = reader.byte()
     needs_base, itemsize = bool(width & _HAS_BASE), width & ~_HAS_BASE
-    size = reader.number()
+    size, chunk_bits = reader.number(), reader.byte()
     if itemsize != dtype.itemsize or size != int(np.prod(shape, dtype=np.int64)):
         raise CodecError(f"delta holds {size} elements of {itemsize} bytes, asked for was {dtype} {tuple(shape)}")
+    if chunk_bits > LARGEST_CHUNK_BITS:
+        raise CodecError(f"delta is damaged: chunks of 2^{chunk_bits} elements, 2^{LARGEST_CHUNK_BITS} is the largest")
     if needs_base and old is None:
         raise CodecError("delta needs the version it was made from, and there is none")
     if old is not None and needs_base and (old.size != size or old.dtype.itemsize != itemsize):
         raise CodecError(f"delta of {size} elements of {itemsize} bytes does not fit a base of {old.dtype} {old.shape}")
     old_N = _flat(old) if needs_base and old is not None else None
-    new_N = np.empty(size, f"<u{itemsize}")
-    for start in range(0, size, CHUNK):
+    pieces, chunk = [], 1 << chunk_bits
+    for start in range(0, size, chunk):
         number, payload = reader.byte(), reader.bytes(reader.number())
-        stop = min(start + CHUNK, size)
-        new_N[start:stop] = _decode_chunk(
-            number, None if old_N is None else old_N[start:stop], payload, stop - start, itemsize
-        )
+        pieces.append((start, min(start + chunk, size), number, payload))
     reader.finish()
-    return new_N.view(dtype.newbyteorder("<")).reshape(shape)
+
+    def one(piece: tuple[int, int, int, memoryview]) -> Patch | None:
+        start, stop, number, payload = piece
+        return _decode_chunk(number, None if old_N is None else old_N[start:stop], payload, start, stop, itemsize)
+
+    return [patch for patch in on_cores(threads, one, pieces) if patch is not None]
 
 
-def steps(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Distance from `old` to `new` on the number line in ulps, zig-zag coded (0, -1, 1, -2 -> 0, 1, 2, 3): unsigned, of
-    the same width, flat. A bijection for a given `old`: overflow wraps."""
-    old_N, new_N = _flat(old), _flat(new)
-    return _zigzag(_ordered(new_N) - _ordered(old_N))
+def apply(patches: Sequence[Patch], tensor: np.ndarray, threads: int = 1) -> None:
+    """Write into `tensor`, in place. It must be contiguous and of the shape and width that was decoded.
+
+    Raises CodecError, before anything is written, for a tensor that is not.
+    """
+    if not tensor.flags.c_contiguous or not tensor.flags.writeable:
+        raise CodecError("a delta can only be applied to a contiguous tensor that may be written to")
+    target_N = tensor.reshape(-1).view(f"<u{tensor.itemsize}")
+    for patch in patches:
+        if patch.stop > target_N.size or patch.values.dtype != target_N.dtype:
+            raise CodecError(
+                f"a delta for elements {patch.start} to {patch.stop} of {patch.values.itemsize} bytes does not fit a "
+                f"tensor of {tensor.dtype} {tensor.shape}"
+            )
+    kernels = _rice()
+
+    def one(patch: Patch) -> None:
+        part = target_N[patch.start : patch.stop]
+        if patch.positions is None:
+            part[:] = patch.values
+        elif kernels is not None:
+            kernels.scatter(part, patch.positions, patch.values)
+        else:
+            part[patch.positions] = patch.values
+
+    on_cores(threads, one, patches)
 
 
-def exponents(old: np.ndarray) -> np.ndarray:
-    """uint8, flat: the bits that hold the exponent of bf16, fp32 or fp8 e4m3. For any other type of these widths they
-    are simply the high bits, which group values just as well."""
-    old_N = _flat(old)
-    shift, mask = {1: (3, 0x0F), 2: (7, 0xFF), 4: (23, 0xFF)}[old_N.itemsize]
-    return ((old_N >> shift) & mask).astype(np.uint8)
+def restore(
+    old: np.ndarray | None, data: bytes | memoryview, shape: tuple[int, ...], dtype: np.dtype, threads: int = 1
+) -> np.ndarray:
+    """The new tensor, in memory of its own: `decode` and `apply` on a copy of `old`."""
+    patches = decode(old, data, shape, dtype, threads)
+    dtype = np.dtype(dtype).newbyteorder("<")
+    new = np.zeros(shape, dtype) if old is None else bits(old).copy().view(dtype).reshape(shape)
+    apply(patches, new, threads)
+    return new
 
 
-def _encode_chunk(old_C: np.ndarray | None, new_C: np.ndarray) -> tuple[Tier, bytes]:
+def on_cores(threads: int, work: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
+    """`work` on each item, in order, by as many threads. The coders release the interpreter lock."""
+    items = list(items)
+    if threads <= 1 or len(items) <= 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, items))
+
+
+def _encode_chunk(old_C: np.ndarray | None, new_C: np.ndarray, tier: Tier | None) -> tuple[Tier, bytes]:
     if old_C is None:
-        return Tier.FULL, _encode_full(new_C)
-    steps_C = steps(old_C, new_C)
-    changed = int(np.count_nonzero(steps_C))
+        return Tier.FULL, dense.encode_full(new_C)
+    if tier is not None and tier != Tier.RICE:
+        return _forced(tier, old_C, new_C)
+    rice = _rice()
+    if rice is None:
+        if tier is not None:
+            raise CodecError("tier rice needs numba, which is not installed")
+        return _without_numba(old_C, new_C)
+    room = new_C.size if tier is not None else int(TOO_MANY * new_C.size) + 1
+    count, payload = rice.encode(old_C, new_C, room)
+    if count == 0:
+        return Tier.SAME, b""
+    if 0 < count < MANY * new_C.size and new_C.size <= SMALL and tier is None:
+        split = dense.encode_split(old_C, new_C)
+        return (Tier.SPLIT, split) if len(split) < len(payload) else (Tier.RICE, payload)
+    if tier is not None or 0 < count < MANY * new_C.size:
+        return Tier.RICE, payload
+    return _smallest([(Tier.RICE, payload)] if count > 0 else [], old_C, new_C)
+
+
+def _without_numba(old_C: np.ndarray, new_C: np.ndarray) -> tuple[Tier, bytes]:
+    changed = int(np.count_nonzero(old_C != new_C))
     if changed == 0:
         return Tier.SAME, b""
-    tier = Tier.GAPS if changed < DENSE_SHARE * new_C.size else Tier.PLANES
-    payload = _CODERS[tier].encode(steps_C[_order(old_C)])
-    if len(payload) > new_C.nbytes // 2:  # so far from the base that it may not help
-        full = _encode_full(new_C)
-        if len(full) < len(payload):
-            return Tier.FULL, full
-    return tier, payload
+    if changed > TOO_MANY * new_C.size:
+        return _smallest([], old_C, new_C)
+    split = Tier.SPLIT, dense.encode_split(old_C, new_C)
+    return split if changed < MANY * new_C.size else _smallest([split], old_C, new_C)
 
 
-def _decode_chunk(number: int, old_C: np.ndarray | None, payload: memoryview, size: int, itemsize: int) -> np.ndarray:
+def _smallest(found: list[tuple[Tier, bytes]], old_C: np.ndarray, new_C: np.ndarray) -> tuple[Tier, bytes]:
+    found = [*found, (Tier.DENSE, dense.encode_dense(old_C, new_C))]
+    if min(len(payload) for _, payload in found) > new_C.nbytes // 2:  # so far from the base that it may not help
+        found.append((Tier.FULL, dense.encode_full(new_C)))
+    return min(found, key=lambda pair: len(pair[1]))
+
+
+def _forced(tier: Tier, old_C: np.ndarray, new_C: np.ndarray) -> tuple[Tier, bytes]:
+    if np.array_equal(old_C, new_C):
+        return Tier.SAME, b""
+    if tier == Tier.SPLIT:
+        return tier, dense.encode_split(old_C, new_C)
+    if tier == Tier.DENSE:
+        return tier, dense.encode_dense(old_C, new_C)
+    if tier == Tier.FULL:
+        return tier, dense.encode_full(new_C)
+    raise CodecError(f"tier {tier.name.lower()} cannot hold changes")
+
+
+def _decode_chunk(
+    number: int, old_C: np.ndarray | None, payload: memoryview, start: int, stop: int, itemsize: int
+) -> Patch | None:
     if number == Tier.FULL:
-        return _decode_full(payload, size, itemsize)
-    if number not in _CODERS and number != Tier.SAME:
+        return Patch(start, stop, None, dense.decode_full(payload, stop - start, itemsize))
+    if number not in (Tier.SAME, Tier.RICE, Tier.SPLIT, Tier.DENSE):
         known = ", ".join(f"{tier.value} ({tier.name.lower()})" for tier in Tier)
         raise CodecError(f"delta uses coding tier {number}, this program knows {known}: update it")
     if old_C is None:
         raise CodecError(f"delta is damaged: tier {number} needs a base, and the header says there is none")
     if number == Tier.SAME:
-        return old_C
-    steps_C = np.empty(size, f"<u{itemsize}")
-    steps_C[_order(old_C)] = _CODERS[Tier(number)].decode(payload, size, itemsize)
-    return _unordered(_ordered(old_C) + _unzigzag(steps_C))
+        if payload:
+            raise CodecError(f"delta is damaged: {len(payload)} bytes for a chunk in which nothing changed")
+        return None
+    if number == Tier.DENSE:
+        return Patch(start, stop, None, dense.decode_dense(old_C, payload))
+    if number == Tier.SPLIT:
+        return Patch(start, stop, *dense.decode_split(old_C, payload))
+    rice = _rice()
+    if rice is None:
+        raise CodecError("delta uses coding tier rice, which needs numba: install it")
+    return Patch(start, stop, *rice.decode(old_C, payload))
 
 
-def _encode_gaps(steps_C: np.ndarray) -> bytes:
-    where = np.flatnonzero(steps_C)
-    out = bytearray()
-    _put_number(out, where.size)
-    _put_escaped(out, (np.diff(where, prepend=-1) - 1).astype("<u4"))
-    _put_escaped(out, steps_C[where] - steps_C.dtype.type(1))
-    return bytes(out)
+@cache
+def _rice() -> ModuleType | None:
+    """Imported when first needed: numba takes a second to load."""
+    try:
+        from stretto.weights import rice
+    except ImportError as error:
+        if error.name not in ("numba", "llvmlite"):
+            raise
+        return None
+    return rice
 
 
-def _decode_gaps(payload: memoryview, size: int, itemsize: int) -> np.ndarray:
-    reader = _Reader(payload)
-    count = reader.number()
-    if count > size:
-        raise CodecError(f"delta is damaged: {count} changes in a chunk of {size} elements")
-    gaps, values = reader.escaped(count, 4), reader.escaped(count, itemsize)
-    reader.finish()
-    where = np.cumsum(gaps.astype(np.int64) + 1) - 1
-    if count and where[-1] >= size:
-        raise CodecError(f"delta is damaged: a change at element {where[-1]} of a chunk of {size}")
-    steps_C = np.zeros(size, f"<u{itemsize}")
-    steps_C[where] = values + values.dtype.type(1)
-    return steps_C
-
-
-def _encode_planes(steps_C: np.ndarray) -> bytes:
-    changed_C = steps_C != 0
-    out = bytearray()
-    _put_stream(out, np.packbits(changed_C))
-    _put_planes(out, steps_C[changed_C] - steps_C.dtype.type(1))
-    return bytes(out)
-
-
-def _decode_planes(payload: memoryview, size: int, itemsize: int) -> np.ndarray:
-    reader = _Reader(payload)
-    changed_C = np.unpackbits(reader.stream((size + 7) // 8), count=size).view(bool)
-    values = reader.planes(int(np.count_nonzero(changed_C)), itemsize)
-    reader.finish()
-    steps_C = np.zeros(size, f"<u{itemsize}")
-    steps_C[changed_C] = values + values.dtype.type(1)
-    return steps_C
-
-
-def _encode_full(new_C: np.ndarray) -> bytes:
-    out = bytearray()
-    top = new_C.itemsize * 8 - 1
-    _put_planes(out, (new_C << 1) | (new_C >> top))
-    return bytes(out)
-
-
-def _decode_full(payload: memoryview, size: int, itemsize: int) -> np.ndarray:
-    reader = _Reader(payload)
-    rotated_C = reader.planes(size, itemsize)
-    reader.finish()
-    return (rotated_C >> 1) | (rotated_C << (itemsize * 8 - 1))
-
-
-@dataclass(frozen=True)
-class _Coder:
-    """Steps of one chunk, sorted by the old exponent, to bytes and (given size and width) back."""
-
-    encode: Callable[[np.ndarray], bytes]
-    decode: Callable[[memoryview, int, int], np.ndarray]
-
-
-_CODERS = {
-    Tier.GAPS: _Coder(_encode_gaps, _decode_gaps),
-    Tier.PLANES: _Coder(_encode_planes, _decode_planes),
-}
-"""The tiers that code steps. A new one: a number in `Tier`, a line here, and the choice in `_encode_chunk`."""
-
-
-def _order(old_C: np.ndarray) -> np.ndarray:
-    """Permutation that puts elements of one exponent together, smallest exponent first."""
-    return np.argsort(exponents(old_C), kind="stable")
-
-
-def _ordered(bits_N: np.ndarray) -> np.ndarray:
-    """Sign and magnitude to two's complement, as unsigned: -0 becomes -1, so that no two patterns meet."""
-    return bits_N ^ (_sign(bits_N) >> 1)
-
-
-_unordered = _ordered  # the sign bit stays, so the same flip undoes it
-
-
-def _zigzag(distance_N: np.ndarray) -> np.ndarray:
-    return (distance_N << 1) ^ _sign(distance_N)
-
-
-def _unzigzag(steps_N: np.ndarray) -> np.ndarray:
-    one = steps_N.dtype.type(1)
-    return (steps_N >> one) ^ (~(steps_N & one) + one)
-
-
-def _sign(bits_N: np.ndarray) -> np.ndarray:
-    """All ones where the top bit is set, else zero."""
-    return (bits_N.view(f"<i{bits_N.itemsize}") >> (bits_N.itemsize * 8 - 1)).view(bits_N.dtype)
+def warm_up() -> None:
+    """Compile (or load from numba's cache) the coders for bf16, so that the first version does not wait for it."""
+    old = np.arange(256, dtype=np.uint16)
+    apply(decode(old, encode(old, old + np.uint16(1), Tier.RICE), old.shape, old.dtype), old)
 
 
 def _flat(array: np.ndarray) -> np.ndarray:
     if array.dtype.itemsize not in (1, 2, 4):
         raise CodecError(f"deltas of {array.dtype} are not supported: give 8, 16 or 32-bit values")
     return bits(array).reshape(-1)
-
-
-def _put_number(out: bytearray, value: int) -> None:
-    """LEB128: seven bits a byte, low ones first."""
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-
-
-def _put_stream(out: bytearray, array: np.ndarray) -> None:
-    raw = array.tobytes()
-    packed = _compressor().compress(raw) if len(raw) > 16 else raw
-    _put_number(out, len(raw))
-    if len(packed) < len(raw):
-        _put_number(out, len(packed))
-        out += packed
-    else:
-        _put_number(out, len(raw))
-        out += raw
-
-
-def _put_escaped(out: bytearray, values: np.ndarray) -> None:
-    """One byte each; a value of 255 or more is 255 there and written in full in a second stream."""
-    wide = values >= _ESCAPE
-    _put_stream(out, np.where(wide, _ESCAPE, values).astype(np.uint8))
-    _put_stream(out, values[wide])
-
-
-def _put_planes(out: bytearray, values: np.ndarray) -> None:
-    for plane in values.view(np.uint8).reshape(-1, values.itemsize).T:
-        _put_stream(out, plane)
-
-
-class _Reader:
-    """Reads what the `_put` functions wrote; every shortage is a CodecError."""
-
-    def __init__(self, data: bytes | memoryview) -> None:
-        self.data = memoryview(data).cast("B")
-        self.at = 0
-
-    def bytes(self, count: int) -> memoryview:
-        if self.at + count > len(self.data):
-            raise CodecError(f"delta is cut off: {count} bytes expected, {len(self.data) - self.at} are left")
-        self.at += count
-        return self.data[self.at - count : self.at]
-
-    def byte(self) -> int:
-        return self.bytes(1)[0]
-
-    def number(self) -> int:
-        value = 0
-        for shift in range(0, 64, 7):
-            part = self.byte()
-            value |= (part & 0x7F) << shift
-            if part < 0x80:
-                return value
-        raise CodecError("delta is damaged: a number has no end")
-
-    def stream(self, size: int) -> np.ndarray:
-        """uint8 [size]"""
-        raw, stored = self.number(), self.number()
-        if raw != size or stored > raw:
-            raise CodecError(f"delta is damaged: a stream of {raw} bytes stored in {stored}, {size} expected")
-        data = self.bytes(stored)
-        if stored < raw:
-            try:
-                data = _decompressor().decompress(data, max_output_size=raw)
-            except zstandard.ZstdError as error:
-                raise CodecError(f"delta is damaged: {error}") from error
-            if len(data) != raw:
-                raise CodecError(f"delta is damaged: a stream unpacks to {len(data)} bytes, {raw} expected")
-        return np.frombuffer(data, np.uint8)
-
-    def escaped(self, count: int, itemsize: int) -> np.ndarray:
-        narrow = self.stream(count)
-        wide = narrow == _ESCAPE
-        values = narrow.astype(f"<u{itemsize}")
-        values[wide] = self.stream(int(np.count_nonzero(wide)) * itemsize).view(f"<u{itemsize}")
-        return values
-
-    def planes(self, count: int, itemsize: int) -> np.ndarray:
-        planes = np.empty((count, itemsize), np.uint8)
-        for plane in range(itemsize):
-            planes[:, plane] = self.stream(count)
-        return planes.reshape(-1).view(f"<u{itemsize}")
-
-    def finish(self) -> None:
-        if self.at != len(self.data):
-            raise CodecError(f"delta is damaged: {len(self.data) - self.at} bytes too many")
-
-
-def _parameters() -> zstandard.ZstdCompressionParameters:
-    # Level 1: higher ones gain under 1 %. Without magic number and size, which the stream header makes redundant.
-    return zstandard.ZstdCompressionParameters.from_level(
-        1, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=False
-    )
-
-
-def _compressor() -> zstandard.ZstdCompressor:
-    return zstandard.ZstdCompressor(compression_params=_parameters())
-
-
-def _decompressor() -> zstandard.ZstdDecompressor:
-    return zstandard.ZstdDecompressor(format=zstandard.FORMAT_ZSTD1_MAGICLESS)

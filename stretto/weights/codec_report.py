@@ -17,7 +17,8 @@ import numpy as np
 
 from stretto.weights import codec
 from stretto.weights.chain import TensorInfo
-from stretto.weights.publisher import group, join
+from stretto.weights.frames import group, join
+from stretto.weights.numberline import exponents, steps
 from stretto.weights.tensorfile import default_tag
 
 UNIT_UPDATE = 0.229
@@ -64,7 +65,7 @@ def synthetic_step(
     rng = np.random.default_rng(seed)
     old, new = {}, {}
     for name, array in masters.items():
-        master = array.astype(np.float32) if array.dtype != np.uint16 else _inside_cell(array, rng)
+        master = array.astype(np.float32) if array.dtype != np.uint16 else inside_cell(array, rng)
         step = (lr * UNIT_UPDATE) * rng.standard_normal(master.shape, dtype=np.float32)
         old[name], new[name] = to_bf16(master), to_bf16(master - step)
     return old, new
@@ -94,21 +95,37 @@ def _row(kind: str, old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray]
     for first, last in group(infos):
         old_N, new_N = (join([side[name] for name in names[first:last]]) for side in (old, new))
         coded += len(codec.encode(old_N, new_N))
-        steps_N, exponents_N = codec.steps(old_N, new_N), codec.exponents(old_N)
-        changed += int(np.count_nonzero(steps_N))
-        order0 += _entropy_bytes(steps_N)
-        conditional += sum(_entropy_bytes(steps_N[exponents_N == value]) for value in np.unique(exponents_N))
+        changed += int(np.count_nonzero(old_N != new_N))
+        order0 += bound_order0(old_N, new_N)
+        conditional += bound_given_exponent(old_N, new_N)
     elements = sum(new[name].size for name in names)
     full = sum(new[name].nbytes for name in names)
     return Row(kind, elements, changed / max(1, elements), full, coded, order0, conditional)
 
 
-def _entropy_bytes(values: np.ndarray) -> float:
-    _, counts = np.unique(values, return_counts=True)
-    return float(-(counts * np.log2(counts / values.size)).sum() / 8)
+def bound_order0(old: np.ndarray, new: np.ndarray) -> float:
+    """Bytes: entropy of the steps in ulps, unchanged elements included, if all elements are treated alike."""
+    steps_N = steps(old, new)
+    return _entropy_bytes(steps_N[steps_N != 0], steps_N.size)
 
 
-def _inside_cell(bf16: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def bound_given_exponent(old: np.ndarray, new: np.ndarray) -> float:
+    """Bytes: entropy of the steps in ulps, unchanged elements included, given the old value's exponent."""
+    steps_N, exponents_N = steps(old, new), exponents(old)
+    of_changed = exponents_N[steps_N != 0]
+    steps_N = steps_N[steps_N != 0]
+    elements = np.bincount(exponents_N, minlength=256)
+    return sum(_entropy_bytes(steps_N[of_changed == value], int(elements[value])) for value in np.unique(of_changed))
+
+
+def _entropy_bytes(changed: np.ndarray, elements: int) -> float:
+    """Of the values of those that changed, among so many."""
+    counts = np.append(np.unique(changed, return_counts=True)[1], elements - changed.size)
+    counts = counts[counts > 0]
+    return float(-(counts * np.log2(counts / elements)).sum() / 8)
+
+
+def inside_cell(bf16: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """fp32 values that round to `bf16`, anywhere in the cell."""
     low = rng.integers(-0x7FFF, 0x8000, bf16.shape)
     magnitude = (((bf16 & 0x7FFF).astype(np.int64) << 16) + low).clip(0, None)

@@ -7,11 +7,14 @@
 One download per cluster, however many engines. An engine becomes routable only when its own /health names the
 version and the fingerprint; one that was restarted, or fell behind, is brought up again. Whatever fails, the old
 version goes on serving, a sentence says who did not answer or what did not fit, and it is tried again. On a
-mismatch everything held is distrusted and an anchor is fetched.
+mismatch everything held is distrusted and an anchor is fetched. What it serves and still needs is written into the
+store (`readers.py`), so that nothing of it is deleted; with `relay` it hands on to others nearby what it fetched
+(`relay.py`).
 
+    stretto follow --help
     python -m stretto.launch.service follower --help
 
-Left out: handing bytes on to other followers. Imports no torch.
+Memory: the version held, and beside it what `rebuild.py` says; engines load a file. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import resource
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,11 +37,14 @@ import aiohttp
 from stretto.config import WeightsConfig
 from stretto.records import EngineStatus, encode
 from stretto.weights import chain as chains
+from stretto.weights import codec
 from stretto.weights.chain import ChainError, Head
+from stretto.weights.readers import RENEW_SECONDS, Lease
 from stretto.weights.rebuild import Rebuilt, State, rebuild
+from stretto.weights.relay import Cached, serving
 from stretto.weights.state import fingerprint
-from stretto.weights.store import Store, StoreError, write_file
-from stretto.weights.tensorfile import pack, unpack
+from stretto.weights.store import Store, StoreError
+from stretto.weights.tensorfile import save, unpack
 
 if TYPE_CHECKING:
     from stretto.watch.metrics import Metrics
@@ -95,17 +103,25 @@ def follow(
     cache: Path,
     config: WeightsConfig,
     metrics: Metrics | None,
+    relay: tuple[str, int] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. `engines` and `orchestrator` are base URLs; `cache` is a folder that the engines
-    can read. Raises ChainError for a bad chain id and StoreError for a bad URL; nothing later ends it."""
+    can read; `relay` is the address at which to hand on to other followers what was fetched. Raises ChainError for a
+    bad chain id, StoreError for a bad URL and OSError for an address that is taken; nothing later ends it."""
     chains.head_key(chain)
     opened = Store(store)
+    if relay is not None:
+        opened = Cached(opened, cache / "relay")
 
     async def main() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        async with aiohttp.ClientSession() as session:
+        async with AsyncExitStack() as stack:
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            if relay is not None:
+                port = await stack.enter_async_context(serving(opened, *relay))
+                log.info("relay at http://%s:%d", relay[0], port)
             await Follower(opened, chain, cluster, engines, orchestrator, cache, config, metrics, session).run(stop)
 
     asyncio.run(main())
@@ -133,6 +149,9 @@ class Follower:
         self.config, self.metrics, self.session = config, metrics, session
         self.state: State | None = None
         self.target: Target | None = None
+        self._lease = Lease(store, chain, cluster)
+        self._needs = 0  # no object of an older version is fetched
+        self._known_head: tuple[Head, str] | None = None
         self._news = asyncio.Event()
         self._in_use: dict[str, Path] = {}  # engine -> file it was told to load
         self._registered: dict[str, EngineStatus] = {}  # what the orchestrator was told last
@@ -144,8 +163,15 @@ class Follower:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Follow until `stop` is set, then take the engines off the orchestrator's list."""
+        threading.Thread(target=codec.warm_up, name="codec", daemon=True).start()
         await asyncio.to_thread(self._open_cache)
-        work = [self._follow_chain(), *map(self._tend, self.engines), *map(self._vouch, self.engines)]
+        await self._renew()  # before HEAD is read: see collect.py
+        work = [
+            self._follow_chain(),
+            self._keep_lease(),
+            *map(self._tend, self.engines),
+            *map(self._vouch, self.engines),
+        ]
         tasks = [asyncio.create_task(job) for job in work]
         stopping = asyncio.create_task(stop.wait())
         done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -153,6 +179,9 @@ class Follower:
             task.cancel()
         await asyncio.gather(stopping, *tasks, return_exceptions=True)
         await asyncio.gather(*map(self._leave, list(self._registered)), return_exceptions=True)
+        with suppress(StoreError, Silent, OSError):
+            async with _deadline(ANSWER_SECONDS, f"store {self.store.url} did not answer"):
+                await asyncio.to_thread(self._lease.end)
         for task in done - {stopping}:
             task.result()  # these never end by themselves: raise what ended it
 
@@ -184,23 +213,49 @@ class Follower:
 
     async def _head(self) -> Head | None:
         async with _deadline(HEAD_SECONDS, f"store {self.store.url} did not answer for HEAD of chain {self.chain}"):
-            found = await asyncio.to_thread(chains.read_head, self.store, self.chain)
-        return found[0] if found else None
+            self._known_head = await asyncio.to_thread(chains.read_head, self.store, self.chain, self._known_head)
+        return self._known_head[0] if self._known_head else None
+
+    async def _keep_lease(self) -> None:
+        while True:
+            serves = self._serves()
+            for _ in range(max(1, int(RENEW_SECONDS / CHECK_SECONDS))):
+                await asyncio.sleep(CHECK_SECONDS)
+                if self._serves() != serves:
+                    break
+            await self._renew()
+
+    async def _renew(self) -> None:
+        """What is served, for everyone to see; and that nothing is deleted that may be fetched."""
+        try:
+            async with _deadline(HEAD_SECONDS, f"store {self.store.url} did not take the record of {self.cluster}"):
+                await asyncio.to_thread(self._lease.renew, self._serves(), self._needs)
+            self._settled("lease")
+        except (StoreError, Silent, OSError) as error:
+            self._complain("lease", f"what {self.cluster} serves is not known in the store, go on without: {error}")
+
+    def _serves(self) -> int | None:
+        return min((status.version for status in self._registered.values()), default=None)
 
     async def _advance(self, head: Head) -> None:
         """Fetch and decode beside, then offer it to the engines."""
         async with _deadline(REBUILD_SECONDS, f"store {self.store.url} did not deliver version {head.version}"):
-            built = await asyncio.to_thread(rebuild, self.store, head, self.state)
+            self._needs = min(link.version for link in head.links)
+            built = await asyncio.to_thread(rebuild, self.store, head, self.state, self._reached)
         for note in built.notes:
             self._complain(f"rebuild {head.version}", f"{self.cluster}: {note}")
         await self._offer(built)
+        if isinstance(self.store, Cached):
+            await asyncio.to_thread(self.store.forget, self.chain, self._needs)
+
+    def _reached(self, state: State) -> None:
+        self.state = state
 
     async def _offer(self, built: Rebuilt) -> None:
         """Write the file and make it what engines are brought to."""
         state, started = built.state, time.monotonic()
         path = self.cache / f"{self.chain}-v{state.version:06d}-{state.root[:16]}.safetensors"
-        data = await asyncio.to_thread(pack, state.tensors, state.tags)
-        await asyncio.to_thread(write_file, path, data)
+        await asyncio.to_thread(save, path, state.tensors, state.tags)
         apply = built.apply_seconds + time.monotonic() - started
         self.state = state
         self.target = Target(state.version, state.root, path, built.form, built.bytes, built.fetch_seconds, apply)
@@ -345,6 +400,7 @@ class Follower:
                 fetch_s=target.fetch_seconds,
                 apply_s=target.apply_seconds,
                 pause_s=pause,
+                rss_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
             )
         target.bytes, target.fetch_seconds, target.apply_seconds = 0, 0.0, 0.0
 

@@ -10,7 +10,7 @@ from stretto.weights.chain import ChainError, Head, Metadata
 from stretto.weights.codec import CodecError
 from stretto.weights.rebuild import rebuild
 from stretto.weights.store import Store, write_file
-from stretto.weights.tensorfile import pack
+from stretto.weights.tensorfile import save
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,15 @@ def versions(store: Store, chain: str) -> list[Entry]:
     return entries
 
 
-def verify(store: Store, chain: str) -> list[str]:
-    """Rebuild every version HEAD links to, each in every way; one sentence per problem, empty if all is well."""
+def verify(store: Store, chain: str, version: int | None = None) -> list[str]:
+    """Rebuild every version HEAD links to (or only one), each in every way; one sentence per problem, empty if all is
+    well. ChainError for a version that HEAD does not know."""
     head, problems = _head(store, chain), []
+    if version is not None:
+        _at(store, head, version)
     for link in head.links:
+        if version not in (None, link.version):
+            continue
         others = [other for other in head.links if other.version < link.version]
         try:
             manifest = chains.read_manifest(store, chain, link)
@@ -75,9 +80,9 @@ def export(store: Store, chain: str, folder: Path, version: int | None = None) -
     anchor = [link for link in head.links if link.parent is None and link.version <= head.version][-1]
     for blob in chains.read_manifest(store, chain, anchor).objects:
         name = blob.key.rsplit("/", 1)[1]
-        if name != chains.MODEL_FILE:
+        if not name.endswith((".safetensors", ".safetensors.index.json")):
             write_file(folder / name, chains.fetch(store, blob))
-    write_file(folder / chains.MODEL_FILE, pack(state.tensors, state.tags))
+    save(folder / chains.MODEL_FILE, state.tensors, state.tags)
     return head.version
 
 

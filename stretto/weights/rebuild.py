@@ -1,35 +1,39 @@
 """The reader's side: from what one holds to the version HEAD names, verified bit by bit.
 
-Every tensor's hash is checked after every step, so a delta on a wrong base, a damaged object or a broken coder can't
-get further than here. Whatever fails is left out and the next cheapest path is tried, ending at an anchor; each
-detour is reported in a sentence. The base is never written to: until the caller swaps, nothing has happened.
+    delta:   fetch ──▶ patches, beside ──▶ what they would make has the manifest's hashes? ──▶ write in place
+    anchor:  fetch file by file, beside ──▶ has the manifest's hashes? ──▶ the new state
+
+Every tensor's hash is checked before anything is written, so a delta on a wrong base, a damaged object or a broken
+coder can't get further than here, and a base is one whole version at any time. Whatever fails is left out and the next
+cheapest path is tried (deltas, skips, anchors); each detour is reported in a sentence.
+
+Memory beside the base: a delta's bytes and patches and a few frames; for an anchor, the new tensors and a few files.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from stretto.weights import chain as chains
-from stretto.weights import codec
-from stretto.weights.chain import Blob, ChainError, Head, Link, Manifest, TensorInfo
-from stretto.weights.codec import CodecError
-from stretto.weights.publisher import join
+from stretto.weights import codec, frames
+from stretto.weights.chain import Blob, ChainError, Frame, Head, Link, Manifest, TensorInfo
+from stretto.weights.codec import CodecError, Patch
+from stretto.weights.frames import in_order, join
 from stretto.weights.state import tensor_hash
 from stretto.weights.store import Store
 from stretto.weights.tensorfile import unpack
 
 DOWNLOADS = 4
-"""Objects fetched at once."""
+"""Objects of a delta fetched at once."""
 
 
 @dataclass(frozen=True)
 class State:
-    """One version in memory: tensors as unsigned integers, with their dtype tags."""
+    """One version in memory: tensors as unsigned integers, with their dtype tags. `rebuild` writes into them."""
 
     version: int
     root: str
@@ -45,16 +49,26 @@ class Rebuilt:
     bytes: int = 0  # fetched
     fetch_seconds: float = 0.0
     apply_seconds: float = 0.0
+    write_seconds: float = 0.0  # of apply_seconds: writing decoded deltas in place
+    path: list[str] = field(default_factory=list)  # "anchor 0", "delta 1", "skip 8": what was followed
     notes: list[str] = field(default_factory=list)  # what went wrong on the way, for people
 
 
-def rebuild(store: Store, head: Head, base: State | None = None) -> Rebuilt:
-    """The state of `head`, from `base` if that is cheaper or from an anchor.
+class Mismatch(ChainError):
+    """Base and delta do not make what was published: one of them is not what it claims to be."""
+
+
+def rebuild(
+    store: Store, head: Head, base: State | None = None, reached: Callable[[State], object] = lambda state: None
+) -> Rebuilt:
+    """The state of `head`, from `base` if that is cheaper or from an anchor. The arrays of `base` are taken over:
+    deltas are written into them. `reached` is told each version on the way: what they hold if this raises.
 
     Raises ChainError with every reason if no path works, StoreError if the store itself fails.
     """
     links = list(head.links)
     result = Rebuilt(base or State(-1, "", {}, {}))
+    trusted = False  # the base was made here, from verified bytes
     while True:
         if base is not None and base.root == head.root:
             result.state = replace(base, version=head.version)
@@ -64,20 +78,20 @@ def rebuild(store: Store, head: Head, base: State | None = None) -> Rebuilt:
         except ChainError as error:
             raise ChainError("; ".join([*result.notes, str(error)])) from None
         if not path:  # the base has HEAD's version, but other bits
-            result.notes.append(f"version {head.version} here is not the one of chain {head.chain}; fetching an anchor")
+            what = f"version {head.version} here is not the one of chain {head.chain}"
+            if trusted:
+                raise ChainError("; ".join([*result.notes, f"HEAD says root {head.root[:16]}, but {what}"]))
+            result.notes.append(f"{what}; fetching an anchor")
             base = None
             continue
-        state, link = base if path[0].parent is not None else None, path[0]
+        link = path[0]
         try:
-            for link in path:
-                state = _step(store, head.chain, link, state, result)
-            assert state is not None
-            result.state, result.form = state, "anchor" if path[0].parent is None else "delta"
-            if state.root != head.root:
-                raise ChainError(f"version {state.version} has root {state.root[:16]}, HEAD says {head.root[:16]}")
-            return result
+            base = _step(store, head.chain, link, base, result)
+            frames.give_back()
+            trusted = True
+            reached(base)
         except (Mismatch, CodecError) as error:
-            if path[0].parent is None:
+            if link.parent is None or trusted:
                 result.notes.append(f"cannot use the {link.form} to version {link.version}: {error}")
                 links.remove(link)
             else:  # the base is distrusted before the delta is
@@ -88,15 +102,11 @@ def rebuild(store: Store, head: Head, base: State | None = None) -> Rebuilt:
             links.remove(link)
 
 
-class Mismatch(ChainError):
-    """Base and delta do not make what was published: one of them is not what it claims to be."""
-
-
 def _step(store: Store, chain: str, link: Link, base: State | None, result: Rebuilt) -> State:
     """Follow one link; adds to the times and bytes of `result`."""
     started = time.monotonic()
     manifest = chains.read_manifest(store, chain, link)
-    if base is not None and manifest.parent_root != base.root and link.parent is not None:
+    if link.parent is not None and base is not None and manifest.parent_root != base.root:
         raise Mismatch(
             f"the delta to version {link.version} was made from root {str(manifest.parent_root)[:16]}, "
             f"version {base.version} here has root {base.root[:16]}"
@@ -105,58 +115,99 @@ def _step(store: Store, chain: str, link: Link, base: State | None, result: Rebu
         layout = base.layout[1]
     else:
         layout = chains.read_layout(store, manifest)
-    blobs = _fetch_all(store, manifest.wanted)
-    fetched = time.monotonic()
-    if manifest.kind == "anchor":
-        tensors, tags = _open_anchor(blobs[0], manifest.wanted[0])
+    hashes = _hashes(manifest, layout)
+    if link.parent is None:
+        waited, tensors, tags = _anchor(store, manifest, layout, hashes)
+        result.form = "anchor"
     else:
         assert base is not None
-        tensors, tags = _apply(manifest, layout, blobs, base), base.tags
-    _verify(manifest, layout, tensors, tags)
+        waited, tensors, tags = _delta(store, manifest, layout, hashes, base, result)
     result.bytes += link.bytes
-    result.fetch_seconds += fetched - started
-    result.apply_seconds += time.monotonic() - fetched
+    result.fetch_seconds += waited
+    result.apply_seconds += time.monotonic() - started - waited
+    result.path.append(f"{link.form} {link.version}")
     return State(link.version, manifest.root, tensors, tags, (manifest.layout, layout))
 
 
-def _fetch_all(store: Store, blobs: Iterable[Blob]) -> list[bytes]:
-    with ThreadPoolExecutor(DOWNLOADS) as pool:
-        return list(pool.map(lambda blob: chains.fetch(store, blob), blobs))
-
-
-def _open_anchor(data: bytes, blob: Blob) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    try:
-        return unpack(data)
-    except ValueError as error:
-        raise ChainError(f"object {blob.key} cannot be read: {error}") from error
-
-
-def _apply(manifest: Manifest, layout: list[TensorInfo], blobs: list[bytes], base: State) -> dict[str, np.ndarray]:
-    tensors: dict[str, np.ndarray] = {}
-    for frame in manifest.frames:
-        infos = layout[frame.first : frame.last]
-        old_N = join([base.tensors[info.name] for info in infos])
-        data = memoryview(blobs[frame.blob])[frame.start : frame.start + frame.size]
-        new_N = codec.decode(old_N, data, old_N.shape, old_N.dtype)
-        offset = 0
-        for info in infos:
-            size = int(np.prod(info.shape, dtype=np.int64))
-            tensors[info.name] = new_N[offset : offset + size].reshape(info.shape)
-            offset += size
-    return tensors
-
-
-def _verify(manifest: Manifest, layout: list[TensorInfo], tensors: dict[str, np.ndarray], tags: dict[str, str]) -> None:
-    """Mismatch naming the first tensor that is not what the manifest says."""
-    if tensors.keys() != {info.name for info in layout}:
-        odd = sorted(tensors.keys() ^ {info.name for info in layout})[0]
-        raise Mismatch(f"version {manifest.version} and its layout disagree about tensor {odd}")
+def _hashes(manifest: Manifest, layout: list[TensorInfo]) -> list[bytes]:
     hashes = [manifest.hashes[at : at + 16] for at in range(0, len(manifest.hashes), 16)]
     if len(hashes) != len(layout):
         raise Mismatch(f"version {manifest.version} has {len(hashes)} hashes for {len(layout)} tensors")
-    for info, expected in zip(layout, hashes, strict=True):
-        array = tensors[info.name]
-        if array.shape != info.shape or tags[info.name] != info.tag or tensor_hash(array) != expected:
-            raise Mismatch(f"tensor {info.name} of version {manifest.version} has not the bits that were published")
     if chains.layout_root(layout, hashes) != manifest.root:
         raise Mismatch(f"the tensor hashes of version {manifest.version} do not make its root")
+    return hashes
+
+
+def _anchor(
+    store: Store, manifest: Manifest, layout: list[TensorInfo], hashes: list[bytes]
+) -> tuple[float, dict[str, np.ndarray], dict[str, str]]:
+    """Seconds of waiting for the store, tensors and tags."""
+    tensors: dict[str, np.ndarray] = {}
+    tags: dict[str, str] = {}
+    waited, started = 0.0, time.monotonic()
+    for blob, data in zip(manifest.wanted, in_order(lambda b: chains.fetch(store, b), manifest.wanted), strict=True):
+        waited += time.monotonic() - started
+        try:
+            found, found_tags = unpack(data)
+        except ValueError as error:
+            raise ChainError(f"object {blob.key} cannot be read: {error}") from error
+        tensors |= found
+        tags |= found_tags
+        del data
+        started = time.monotonic()
+    if tensors.keys() != {info.name for info in layout}:
+        odd = sorted(tensors.keys() ^ {info.name for info in layout})[0]
+        raise Mismatch(f"version {manifest.version} and its layout disagree about tensor {odd}")
+    ordered = [tensors[info.name] for info in layout]
+    for info, array, found_hash, expected in zip(layout, ordered, in_order(tensor_hash, ordered), hashes, strict=True):
+        if array.shape != info.shape or tags[info.name] != info.tag or found_hash != expected:
+            raise _not_published(info, manifest)
+    return waited, tensors, tags
+
+
+def _delta(
+    store: Store,
+    manifest: Manifest,
+    layout: list[TensorInfo],
+    hashes: list[bytes],
+    base: State,
+    result: Rebuilt,
+) -> tuple[float, dict[str, np.ndarray], dict[str, str]]:
+    """Seconds of waiting for the store, tensors and tags. `base` is written to when all of it is known to be right."""
+    if base.tensors.keys() != {info.name for info in layout}:
+        odd = sorted(base.tensors.keys() ^ {info.name for info in layout})[0]
+        raise Mismatch(f"version {manifest.version} and version {base.version} here disagree about tensor {odd}")
+    if sorted(number for frame in manifest.frames for number in frame.tensors) != list(range(len(layout))):
+        raise Mismatch(f"the frames of version {manifest.version} are not one for each tensor")
+    started = time.monotonic()
+    blobs = list(in_order(lambda blob: chains.fetch(store, blob), manifest.wanted, DOWNLOADS))
+    waited = time.monotonic() - started
+
+    def one(frame: Frame) -> list[Patch]:
+        infos = [layout[number] for number in frame.tensors]
+        arrays = [base.tensors[info.name] for info in infos]
+        for info, array in zip(infos, arrays, strict=True):
+            if array.shape != info.shape or base.tags[info.name] != info.tag:
+                raise _not_published(info, manifest)
+        data = memoryview(blobs[frame.blob])[frame.start : frame.start + frame.size]
+        old_N = join(arrays)
+        try:
+            patches = codec.decode(old_N, data, old_N.shape, old_N.dtype, frames.threads_inside(old_N.size))
+        except CodecError as error:
+            raise CodecError(f"tensors {infos[0].name} to {infos[-1].name}: {error}") from error
+        for number, found in zip(frame.tensors, frames.hashes(patches, arrays), strict=True):
+            if found != hashes[number]:
+                raise _not_published(layout[number], manifest)
+        return patches
+
+    decoded = list(in_order(one, manifest.frames))
+    blobs.clear()
+    started = time.monotonic()
+    for frame, patches in zip(manifest.frames, decoded, strict=True):
+        frames.write(patches, [base.tensors[layout[number].name] for number in frame.tensors])
+    result.write_seconds += time.monotonic() - started
+    return waited, base.tensors, base.tags
+
+
+def _not_published(info: TensorInfo, manifest: Manifest) -> Mismatch:
+    return Mismatch(f"tensor {info.name} of version {manifest.version} has not the bits that were published")

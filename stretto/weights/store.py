@@ -24,6 +24,10 @@ PARTIAL = ".partial"
 """Folder under a local root for files that are still being written. Whatever a crash leaves there may be deleted."""
 
 
+REQUEST_TIME = "30m"
+"""The longest that one object may take on its way, to or from a remote store."""
+
+
 class StoreError(RuntimeError):
     """A sentence: which store or object could not be used, and why."""
 
@@ -65,6 +69,10 @@ class Store:
         """The object and its entity tag, to be given to `swap`. KeyError when there is no such object."""
         return self._backend.get_with_tag(_checked(key))
 
+    def get_if_changed(self, key: str, tag: str) -> tuple[bytes, str] | None:
+        """As `get_with_tag`; None, at the cost of an empty answer, while the object still has this tag."""
+        return self._backend.get_if_changed(_checked(key), tag)
+
     def swap(self, key: str, data: bytes, expected: str | None) -> str | None:
         """Write only if the object's tag is still `expected` (None: only if it does not exist).
 
@@ -74,6 +82,13 @@ class Store:
 
     def exists(self, key: str) -> bool:
         return self._backend.exists(_checked(key))
+
+    def modified(self, key: str) -> float:
+        """When the object was last written, in seconds, by the clock of the store. KeyError when there is none.
+
+        Only differences between two of them mean anything: no machine's own clock is to be compared with it.
+        """
+        return self._backend.modified(_checked(key))
 
     def list(self, prefix: str = "") -> list[str]:
         """Sorted keys in the folder `prefix` and below it."""
@@ -125,6 +140,10 @@ class _Local:
             raise KeyError(key) from None
         return data, _tag(data)
 
+    def get_if_changed(self, key: str, tag: str) -> tuple[bytes, str] | None:
+        found = self.get_with_tag(key)
+        return None if found[1] == tag else found
+
     def swap(self, key: str, data: bytes, expected: str | None) -> str | None:
         self.scratch.mkdir(parents=True, exist_ok=True)
         # The lock only makes read-compare-rename one step among publishers. The kernel drops it when its holder dies.
@@ -143,6 +162,12 @@ class _Local:
 
     def exists(self, key: str) -> bool:
         return (self.root / key).is_file()
+
+    def modified(self, key: str) -> float:
+        try:
+            return (self.root / key).stat().st_mtime
+        except (FileNotFoundError, NotADirectoryError):
+            raise KeyError(key) from None
 
     def list(self, prefix: str) -> list[str]:
         folder = self.root / prefix
@@ -163,7 +188,13 @@ class _Remote:
 
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         import obstore
-        from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
+        from obstore.exceptions import (
+            AlreadyExistsError,
+            BaseError,
+            NotFoundError,
+            NotModifiedError,
+            PreconditionError,
+        )
         from obstore.store import from_url
 
         self.url = url
@@ -171,7 +202,14 @@ class _Remote:
         self.missing = (NotFoundError, FileNotFoundError)
         self.exists_already = (AlreadyExistsError, FileExistsError)
         self.outdated = (PreconditionError, NotFoundError, FileNotFoundError)
+        self.unchanged = NotModifiedError
         self.error = BaseError
+        # The library's 30 s would end a large object on a slow link; whoever waits has a deadline of their own.
+        client = {"timeout": REQUEST_TIME, "connect_timeout": "10s"} | dict(options.pop("client_options", {}))
+        if url.startswith("http://"):
+            client["allow_http"] = True
+        if not url.startswith("memory:"):
+            options["client_options"] = client
         try:
             self.store: Any = from_url(url, **options)
         except (BaseError, ValueError) as error:
@@ -190,16 +228,24 @@ class _Remote:
         return True
 
     def get_with_tag(self, key: str) -> tuple[bytes, str]:
+        found = self.get_if_changed(key, "")
+        assert found is not None
+        return found
+
+    def get_if_changed(self, key: str, tag: str) -> tuple[bytes, str] | None:
+        options: Any = {"if_none_match": tag} if tag else None
         try:
             with self._named("read", key):
-                result = self.api.get(self.store, key)
+                result = self.api.get(self.store, key, options=options)
                 data = bytes(result.bytes())
+        except self.unchanged:
+            return None
         except self.missing:
             raise KeyError(key) from None
-        tag = result.meta["e_tag"]
-        if tag is None:
+        found = result.meta["e_tag"]
+        if found is None:
             raise StoreError(f"{self.url} gave no entity tag for {key}: compare-and-set is impossible there")
-        return data, tag
+        return data, found
 
     def swap(self, key: str, data: bytes, expected: str | None) -> str | None:
         mode: Any = "create" if expected is None else {"e_tag": expected}
@@ -218,6 +264,13 @@ class _Remote:
             return False
         return True
 
+    def modified(self, key: str) -> float:
+        try:
+            with self._named("look up", key):
+                return self.api.head(self.store, key)["last_modified"].timestamp()
+        except self.missing:
+            raise KeyError(key) from None
+
     def list(self, prefix: str) -> list[str]:
         with self._named("list", prefix):
             return sorted(item["path"] for page in self.api.list(self.store, prefix or None) for item in page)
@@ -231,7 +284,7 @@ class _Remote:
         """Let through the errors that carry a meaning here; make a sentence of the others."""
         try:
             yield
-        except (*self.missing, *self.exists_already, *self.outdated):
+        except (*self.missing, *self.exists_already, *self.outdated, self.unchanged):
             raise
         except self.error as error:
             raise StoreError(f"cannot {verb} {key} in {self.url}: {_first_line(error)}") from error

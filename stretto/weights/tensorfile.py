@@ -5,12 +5,19 @@ Tags are those of the file format ("BF16", "F32", "F8_E4M3", ...). Left out: rea
 
 from __future__ import annotations
 
+import json
+import os
+import secrets
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
 
 from stretto.weights.state import bits
+
+METADATA = {"format": "pt"}
 
 _NAMES = {
     "BF16": "bfloat16",
@@ -62,17 +69,67 @@ def count_nonfinite(array: np.ndarray, tag: str) -> int:
 
 def pack(tensors: Mapping[str, np.ndarray], tags: Mapping[str, str]) -> bytes:
     """The bytes of a safetensors file; the same for the same tensors."""
+    specs, keep = _specs(tensors, tags)
+    data = safetensors.serialize(specs, METADATA)
+    del keep
+    return data
+
+
+def save(path: Path, tensors: Mapping[str, np.ndarray], tags: Mapping[str, str]) -> None:
+    """Write the file that `pack` makes, without a copy in memory. Whatever is killed when, `path` holds the old bytes
+    or all of the new ones. OSError when it cannot be written."""
+    specs, keep = _specs(tensors, tags)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.parent / f".{os.getpid()}-{secrets.token_hex(8)}"
+    try:
+        try:
+            safetensors.serialize_file(specs, part, METADATA)
+        except safetensors.SafetensorError as error:
+            raise OSError(f"cannot write {path}: {error}") from error
+        del keep
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Names in files of at most `limit` bytes each, in order; a larger tensor is alone in its file."""
+    files: list[list[str]] = []
+    room = 0
+    for name, size in sizes.items():
+        if not files or size > room:
+            files.append([])
+            room = limit
+        files[-1].append(name)
+        room -= size
+    return files
+
+
+def index(files: Mapping[str, str], total: int) -> bytes:
+    """`model.safetensors.index.json`: which file holds which tensor, as Hugging Face has it."""
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}, indent=1).encode()
+
+
+def _specs(tensors: Mapping[str, np.ndarray], tags: Mapping[str, str]) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """What the library wants to know, and what must live until it is done: it reads the memory by address."""
     specs, keep = {}, []
     for name, array in tensors.items():
         raw = bits(array)
         tag = tags[name]
         if tag not in _NAMES or _WIDTHS.get(tag, 1) != raw.itemsize:
             raise ValueError(f"tensor {name}: dtype tag {tag} does not fit values of {raw.itemsize} bytes")
-        keep.append(raw)  # the library reads the memory by address
+        keep.append(raw)
         specs[name] = safetensors.TensorSpec(
             dtype=_NAMES[tag], shape=list(array.shape), data_ptr=raw.ctypes.data, data_len=raw.nbytes
         )
-    return safetensors.serialize(specs, {"format": "pt"})
+    return specs, keep
 
 
 def unpack(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:

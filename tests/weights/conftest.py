@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import logging
+import urllib.request
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+
+from stretto.weights.store import Store
 
 Tensors = dict[str, np.ndarray]
 
@@ -35,3 +40,27 @@ def model() -> Tensors:
 @pytest.fixture
 def step() -> Callable[..., Tensors]:
     return next_model
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[Callable[[], Store]]:
+    """Stores in new buckets of a real S3 API: moto's server (Apache-2.0), which knows conditional writes, in a thread.
+
+    It is the most used one on the registries, needs no binary, and answers If-None-Match and If-Match as S3 does.
+    """
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    endpoint = "http://{}:{}".format(*server.get_host_and_port())
+    keys = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
+    count = itertools.count()
+
+    def store() -> Store:
+        bucket = f"bucket-{next(count)}"
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{bucket}", method="PUT"), timeout=30)
+        return Store(f"s3://{bucket}/runs", endpoint=endpoint, client_options={"allow_http": True}, **keys)
+
+    yield store
+    server.stop()

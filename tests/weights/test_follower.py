@@ -216,7 +216,7 @@ async def test_a_late_joiner_and_a_restart_from_the_cache(world: World, model: T
     assert world.swaps()[-1]["form"] == "anchor"
 
 
-async def test_an_engine_that_says_yes_but_does_not_serve_is_never_routed(world: World, model: Tensors) -> None:
+async def test_WGT_2_an_engine_that_says_yes_but_does_not_serve_is_never_routed(world: World, model: Tensors) -> None:
     world.engine.deaf = True
     world.publisher.publish(0, model)
     async with world.following():
@@ -228,7 +228,9 @@ async def test_an_engine_that_says_yes_but_does_not_serve_is_never_routed(world:
         await world.routable(0)
 
 
-async def test_a_file_that_does_not_fit_makes_it_start_at_an_anchor(world: World, model: Tensors, step: Step) -> None:
+async def test_WGT_1_an_engine_that_refuses_keeps_its_version_and_gets_an_anchor(
+    world: World, model: Tensors, step: Step
+) -> None:
     async with world.following():
         world.publisher.publish(0, model)
         await world.routable(0)
@@ -263,7 +265,9 @@ async def test_an_engine_that_always_refuses_is_not_hammered(world: World, model
     assert world.desk.said == []
 
 
-async def test_a_restarted_engine_leaves_and_is_brought_up_again(world: World, model: Tensors) -> None:
+async def test_WGT_10_a_restarted_engine_is_not_routable_until_it_serves_the_version(
+    world: World, model: Tensors
+) -> None:
     world.publisher.publish(0, model)
     async with world.following():
         await world.routable(0)

@@ -1,4 +1,4 @@
-"""The store: atomic writes, create-only and compare-and-set, the same for a folder and for obstore."""
+"""The store: atomic writes, create-only and compare-and-set, the same for a folder, obstore's memory and S3."""
 
 import multiprocessing
 from pathlib import Path
@@ -8,8 +8,10 @@ import pytest
 from stretto.weights.store import PARTIAL, Store, StoreError
 
 
-@pytest.fixture(params=["folder", "memory"])
+@pytest.fixture(params=["folder", "memory", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "s3":
+        return request.getfixturevalue("s3")()
     return Store(tmp_path / "deep" / "root") if request.param == "folder" else Store("memory:///")
 
 
@@ -50,6 +52,24 @@ def test_swap_needs_the_tag_last_seen(store: Store) -> None:
     assert store.get_with_tag("HEAD") == (b"2", newer)
     assert store.swap("other", b"x", newer) is None
     assert not store.exists("other")
+
+
+def test_an_object_that_has_not_changed_is_not_sent_again(store: Store) -> None:
+    tag = store.swap("HEAD", b"1", None)
+    assert tag is not None and store.get_if_changed("HEAD", tag) is None
+    newer = store.swap("HEAD", b"2", tag)
+    assert store.get_if_changed("HEAD", tag) == (b"2", newer)
+    with pytest.raises(KeyError):
+        store.get_if_changed("other", tag)
+
+
+def test_the_store_has_a_clock(store: Store) -> None:
+    store.put("a", b"")
+    first = store.modified("a")
+    store.put("b", b"")
+    assert 0 <= store.modified("b") - first < 30
+    with pytest.raises(KeyError):
+        store.modified("c")
 
 
 @pytest.mark.parametrize("key", ["", "/a", "a//b", "a/../b", "./a", "a/", "a\\b", f"{PARTIAL}/lock"])
