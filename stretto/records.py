@@ -1,8 +1,9 @@
 """Everything that travels between processes, in one file.
 
 Records are frozen msgspec structs, encoded with msgpack. Per-token streams are raw little-endian bytes with
-numpy views, so that a rollout of a million tokens costs no Python objects. Shapes: `T` tokens of a segment,
-`L` MoE layers, `K` experts per token.
+numpy views, so that a rollout of a million tokens costs no Python objects; the two large ones, routes and supports, are
+compressed chunks, sealed by the engine and carried as they are to the trainer. Shapes: `T` tokens of a segment, `N`
+sampled tokens, `L` MoE layers, `K` experts per token.
 
 This module imports nothing of ours.
 """
@@ -14,6 +15,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import xxhash
+import zstandard
 
 NOT_SAMPLED = -1
 """Policy version of a token that the policy did not sample (prompt, observation)."""
@@ -53,6 +56,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 0  # 0 keeps all
     seed: int | None = None
 
+    @property
+    def truncated(self) -> bool:
+        """Whether tokens are cut off before a draw, so that log-probs mean nothing without the set that was kept."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
+
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked. `files` is all the agent may see; `grading` never enters its box."""
@@ -76,15 +84,56 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     routes_from: int = 0  # first position whose routes the caller lacks
 
 
+class RouteChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Routes of positions `[start, start + count)`, sealed together with the ids whose passes made them: the digest
+    fails when rows and ids have moved against each other, by however little."""
+
+    start: int
+    count: int
+    rows: bytes  # zstd of uint8 or uint16 [count, L, K], low bytes of all before the high bytes
+    digest: int  # xxh3 of the int32 ids and the rows
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    @staticmethod
+    def seal(start: int, ids_T: np.ndarray, routes_TLK: np.ndarray) -> RouteChunk:
+        """`routes_TLK` is uint8 or uint16, one row for each of `ids_T`; an unknown row is all `unknown_expert`."""
+        rows = _planes(routes_TLK)
+        data = zstandard.ZstdCompressor(level=1).compress(rows)
+        return RouteChunk(start=start, count=len(ids_T), rows=data, digest=_digest(ids_T, rows))
+
+    def open(self, ids_T: np.ndarray, shape: tuple[int, int], bits: int) -> np.ndarray:
+        """uint8 or uint16 [count, L, K]. Raises ValueError unless these rows were made for the ids `ids_T`."""
+        size = self.count * shape[0] * shape[1] * bits // 8
+        rows = _expand(self.rows, size, f"routes of positions {self.start} to {self.end}")
+        if len(ids_T) != self.count or _digest(ids_T, rows) != self.digest:
+            raise ValueError(
+                f"the routes of positions {self.start} to {self.end} were made for other tokens than the ones there"
+            )
+        width = bits // 8
+        return np.frombuffer(rows, "u1").reshape(width, -1).T.copy().view(f"<u{width}").reshape(-1, *shape)
+
+
+class SupportChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """For each of `count` sampled tokens, the set it was drawn from when top-p or top-k cut the distribution; opened by
+    `stretto.support`."""
+
+    count: int
+    vocab: int
+    sets: bytes  # zstd of the sets' sizes and the sets
+
+
 class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """Token ids out. `routes` holds rows for positions `[routes_from, len(history) + len(ids) - 1)`: the last
-    sampled token has not been through the network yet. An unknown row is all `UNKNOWN_EXPERT`."""
+    """Token ids out. `routes` covers positions `[routes_from of the request, len(history) + len(ids) - 1)`: the last
+    sampled token has not been through the network yet."""
 
     ids: list[int]
     logprobs: bytes  # float32 [len(ids)]
     versions: bytes  # int32 [len(ids)], the version that produced each token
-    routes: bytes  # uint8 or uint16 [rows, L, K]; empty for a dense model
-    routes_from: int
+    support: SupportChunk | None  # None: sampled from the full distribution (or greedily)
+    routes: RouteChunk | None  # None for a dense model
     route_shape: tuple[int, int]  # (L, K); (0, 0) for a dense model
     route_bits: int  # 8 or 16
     finish: str  # "stop", "length", "aborted"
@@ -97,7 +146,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     ids: bytes  # int32 [T]
     logprobs: bytes  # float32 [T]; NaN where not sampled
     versions: bytes  # int32 [T]; NOT_SAMPLED where not sampled
-    routes: bytes  # uint8/16 [T, L, K]; UNKNOWN where the row is not known
+    support: list[SupportChunk] | None  # of the sampled tokens, in order; None: drawn from the full distribution
+    routes: list[RouteChunk]  # from position 0 without overlap or hole; what they do not reach is unknown
     route_shape: tuple[int, int]
     route_bits: int
 
@@ -120,18 +170,34 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def routes_TLK(self) -> np.ndarray:
-        """int [T, L, K]; `unknown_expert(bits)` fills rows that are not known."""
-        return np.frombuffer(self.routes, dtype=f"<u{self.route_bits // 8}").reshape(-1, *self.route_shape)
+        """uint8 or uint16 [T, L, K]; `unknown_expert(bits)` fills rows that are not known. Raises ValueError when rows
+        overlap, leave a hole, or were made for other ids than those at their positions."""
+        ids_T, shape, bits = self.ids_T, self.route_shape, self.route_bits
+        routes_TLK = np.full((len(ids_T), *shape), unknown_expert(bits), f"<u{bits // 8}")
+        end = 0
+        for chunk in self.routes:
+            if chunk.start != end or chunk.count < 0 or chunk.end > len(ids_T):
+                raise ValueError(
+                    f"segment of {len(ids_T)} ids has routes of positions {chunk.start} to {chunk.end} after those up "
+                    f"to {end}: streams of one rollout disagree"
+                )
+            routes_TLK[end : chunk.end] = chunk.open(ids_T[end : chunk.end], shape, bits)
+            end = chunk.end
+        return routes_TLK
 
     def validate(self) -> None:
-        """Raise ValueError unless every stream has one entry per token and sampled tokens know their log-prob."""
-        tokens = len(self.ids_T)
-        lengths = {"logprobs": len(self.logprobs_T), "versions": len(self.versions_T)}
-        if self.route_shape != (0, 0):
-            lengths["routes"] = len(self.routes_TLK)
-        for name, length in lengths.items():
-            if length != tokens:
-                raise ValueError(f"segment has {tokens} ids but {length} {name}: streams of one rollout disagree")
+        """Raise ValueError unless every stream has one entry per token and sampled tokens know their log-prob. Routes
+        are checked where they are opened: `routes_TLK`."""
+        tokens, sampled = len(self.ids_T), int(self.sampled_T.sum())
+        lengths = {"logprobs": (len(self.logprobs_T), tokens), "versions": (len(self.versions_T), tokens)}
+        if self.support is not None:
+            lengths["supports"] = sum(chunk.count for chunk in self.support), sampled
+        for name, (length, wanted) in lengths.items():
+            if length != wanted:
+                raise ValueError(
+                    f"segment has {tokens} ids, {sampled} of them sampled, but {length} {name}: streams of one rollout "
+                    "disagree"
+                )
         known = np.isfinite(self.logprobs_T)
         if not np.array_equal(known, self.sampled_T):
             raise ValueError("segment has sampled tokens without a finite log-prob, or log-probs on tokens not sampled")
@@ -145,6 +211,26 @@ def unknown_expert(bits: int) -> int:
 def route_bits(experts: int) -> int:
     """Bits per expert id, leaving room for the unknown mark: 8 up to 255 experts, else 16."""
     return 8 if experts <= 255 else 16
+
+
+def _planes(values: np.ndarray) -> bytes:
+    """Little-endian bytes, the lowest of all values first: high bytes are mostly equal and compress to nothing."""
+    return np.ascontiguousarray(values).reshape(-1, 1).view("u1").T.tobytes()
+
+
+def _digest(ids_T: np.ndarray, rows: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(rows, seed=xxhash.xxh3_64_intdigest(np.ascontiguousarray(ids_T, "<i4").tobytes()))
+
+
+def _expand(data: bytes, size: int, what: str) -> bytes:
+    """Decompress what must have `size` bytes. A damaged payload can't make it take more."""
+    try:
+        found = zstandard.frame_content_size(data)
+        if found != size:
+            raise ValueError(f"the {what} take {found} bytes, not {size}")
+        return zstandard.ZstdDecompressor().decompress(data)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"the {what} can't be decompressed: {error}") from None
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):

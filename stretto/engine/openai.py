@@ -21,8 +21,7 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from stretto.engine.scheduler import BadRequest, Streamed
-from stretto.engine.service import Fault, Service, Unavailable
+from stretto.engine.contract import BadRequest, Engine, Fault, Token, Unavailable
 from stretto.engine.speech import Speech
 from stretto.harness.chat import Chat
 from stretto.harness.parse import OPEN, Attempt
@@ -101,9 +100,9 @@ class Answer:
     finish: str = "stop"
     cached: int = 0
 
-    def take(self, event: Streamed | GenerateResponse) -> str:
+    def take(self, event: Token | GenerateResponse) -> str:
         """Text that may be shown now. The response itself closes the turn."""
-        if isinstance(event, Streamed):
+        if not isinstance(event, GenerateResponse):
             self.tokens.append((event.token, event.logprob))
             return self.speech.push(event.token)
         if event.finish == "aborted":
@@ -115,7 +114,7 @@ class Answer:
 class ChatEndpoint:
     """POST /v1/chat/completions and GET /v1/models for one model."""
 
-    def __init__(self, service: Service, chat: Chat, model: str):
+    def __init__(self, service: Engine, chat: Chat, model: str):
         self.service, self.chat, self.model = service, chat, model
 
     async def models(self, _: web.Request) -> web.Response:
@@ -219,14 +218,14 @@ class ChatEndpoint:
             ids = self.chat.messages(messages, body.tools if body.tool_choice != "none" else None)
         except (ValueError, KeyError) as error:
             raise BadRequest(f"the messages can't be rendered: {error}") from None
-        slot = self.service.runner.scheduler.slots.max_tokens
+        slot = self.service.max_tokens
         if len(ids) >= slot:
             raise BadRequest(f"the prompt has {len(ids)} tokens, but a slot of this engine holds {slot}")
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         return GenerateRequest(
             ids=ids,
             max_tokens=slot - len(ids) if limit is None else limit,
-            stop=self.chat.stop,
+            stop=self.chat.ends,
             sampling=Sampling(
                 temperature=1.0 if body.temperature is None else body.temperature,
                 top_p=1.0 if body.top_p is None else body.top_p,

@@ -21,6 +21,7 @@ class Speech:
         self._ids: list[int] = []
         self._context = 0  # ids from here on are decoded together, because the first of them shapes the next
         self._read = 0  # ids before here are in `text`
+        self._ending = ""  # what the token that ended the turn says before that
         self.text = ""
         self.shown = 0  # characters of `text` released so far
         self.stopped = False  # a stop string came; `text` ends before it
@@ -38,7 +39,9 @@ class Speech:
 
     def extend(self, tokens: list[int]) -> None:
         """Add tokens without asking what can be shown."""
-        self._ids += [token for token in tokens if token not in self._chat.stop]
+        self._ids += [token for token in tokens if token not in self._chat.ends]
+        if tokens and tokens[-1] in self._chat.ends:
+            self._ending = self._chat.said(tokens[-1:])
         self._decode(whole=False)
 
     def close(self) -> tuple[str, list[Attempt]]:
@@ -46,6 +49,7 @@ class Speech:
         nothing is lost. What `push` has released is a prefix of the text."""
         if not self.stopped:
             self._decode(whole=True)
+            self.text += self._ending
         attempts = [a for a in parse(self.text) if a.status is CallStatus.OK] if self._hide else []
         said, at = "", 0
         for attempt in attempts:

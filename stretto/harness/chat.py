@@ -8,6 +8,10 @@ A conversation is a list of ids that only ever grows. What the policy sampled is
     observe(["1\\tdef …"])       <|im_start|>user <tool_response> … </tool_response><|im_end|> <|im_start|>assistant
 
 Control tokens inside a file or an instruction are text, not control: content is encoded with special tokens off.
+
+A tokenizer may have control tokens that spell the stop token and more (the shipped one has a token for
+"<|im_end|>\\n<|im_start|>assistant\\n"). The policy can sample them too, so each of `ends` ends a turn. What was
+sampled is kept; the text of the turn is what comes before the stop token, and the harness closes what the token opened.
 """
 
 from __future__ import annotations
@@ -42,6 +46,10 @@ class Chat:
                 raise ValueError(f"the tokenizer in {folder} lacks {token}: Stretto's chat needs the ChatML tokens")
             control[token] = number
         self.stop: list[int] = [control[STOP]]
+        """The token that closes a turn, alone: what the template and the harness write."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.ends = sorted((n for n, token in added.items() if STOP in token.content), key=lambda n: n != self.stop[0])
+        """All tokens that end a turn when they are sampled, the stop token first."""
         self.vocab_size = self.tokenizer.get_vocab_size()
 
     def start(self, instruction: str, system: str = "") -> list[int]:
@@ -80,6 +88,11 @@ class Chat:
     def encode(self, text: str) -> list[int]:
         """Ids of content; control tokens in it are ordinary text."""
         return self._plain.encode(text, add_special_tokens=False).ids
+
+    def said(self, ids: list[int]) -> str:
+        """Text of a sampled turn, up to the token that ended it."""
+        text = self.decode(ids)
+        return text[: text.rindex(STOP)] if ids and ids[-1] in self.ends else text
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=False)

@@ -10,6 +10,9 @@ as *not sampled*: the policy is neither trained on a token it did not choose nor
 How it may end is listed in ending.py. Whatever the policy does is its own: only the engine, the box or the
 clock of the lease, each seen from outside, make a rollout `infra`. Context compaction is not here: one segment.
 
+An engine that fails in the middle of a rollout need not end it: `elsewhere` names another one, which gets the whole
+history with the next request, as every request holds it.
+
 Of the engine's room only `client.py` is used, which imports nothing of this one.
 """
 
@@ -18,7 +21,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -31,7 +36,7 @@ from stretto.harness.history import History, StreamError
 from stretto.harness.parse import Attempt, parse
 from stretto.harness.spans import Spans, token_span
 from stretto.harness.tools import TOOLS, Workspace, run_call
-from stretto.records import CallStatus, GenerateRequest, Lease, Message, Segment, ToolCall
+from stretto.records import CallStatus, GenerateRequest, GenerateResponse, Lease, Message, Segment, ToolCall
 from stretto.sandbox.box import Box, BoxError, BoxLost
 from stretto.sandbox.pool import BoxPool
 
@@ -50,6 +55,9 @@ MAX_ABORTS = 8
 _NO_CALL = "error: no tool call; write <tool_call> … </tool_call>"
 _WELL_FORMED = {CallStatus.OK, CallStatus.FAILED}
 
+Elsewhere = Callable[[EngineClient], Awaitable[EngineClient]]
+"""From the engine that failed to the one to go on with. Raises EngineError when there is none."""
+
 
 @dataclass(frozen=True)
 class Played:
@@ -62,18 +70,31 @@ class Played:
     ending: Ending
     files: dict[str, bytes] = field(default_factory=dict)
     reason: str = ""
+    engine: str = ""  # URL of the one that served the last turn
 
 
 async def play(
-    lease: Lease, engine: EngineClient, chat: Chat, pool: BoxPool, config: HarnessConfig, spans: Spans | None = None
+    lease: Lease,
+    engine: EngineClient,
+    chat: Chat,
+    pool: BoxPool,
+    config: HarnessConfig,
+    spans: Spans | None = None,
+    elsewhere: Elsewhere | None = None,
+    turn_seconds: float = math.inf,
+    latency: Iterator[float] | None = None,
 ) -> Played:
     """Play one lease to its ending and give its box and its KV cache back.
 
     Takes at most the lease's time less a tenth, which is left for grading. `spans` may be shared by the rollouts of a
-    process, as it remembers token lengths.
+    process, as it remembers token lengths. An engine that fails, or takes longer than `turn_seconds` for a turn, is
+    left for the one that `elsewhere` names; without it the rollout ends as `infra`. `latency`, for experiments: seconds
+    that the box sleeps before each tool call.
     """
     left = lease.deadline - time.time()
-    rollout = _Rollout(lease, engine, chat, pool, config, spans or Spans(chat), tool_seconds=left * TOOL_SHARE)
+    rollout = _Rollout(
+        lease, engine, chat, pool, config, spans or Spans(chat), left * TOOL_SHARE, elsewhere, turn_seconds, latency
+    )
     try:
         async with asyncio.timeout(left * 0.9):
             ending, reason = await rollout.run()
@@ -93,6 +114,7 @@ async def play(
         ending=ending,
         files=rollout.files,
         reason=reason,
+        engine=rollout.engine.url,
     )
 
 
@@ -106,10 +128,14 @@ class _Rollout:
         config: HarnessConfig,
         spans: Spans,
         tool_seconds: float,
+        elsewhere: Elsewhere | None,
+        turn_seconds: float,
+        latency: Iterator[float] | None,
     ):
         self.lease, self.engine, self.chat, self.pool, self.config = lease, engine, chat, pool, config
         self.spans, self.tool_seconds = spans, tool_seconds
-        self.history = History(chat.start(lease.task.instruction, system_text(config)))
+        self._elsewhere, self._turn_seconds, self._latency = elsewhere, turn_seconds, latency
+        self.history = History(chat.start(lease.task.instruction, system_text(config)), lease.sampling.truncated)
         self.messages = [Message(role="user", text=lease.task.instruction)]
         self.calls: list[ToolCall] = []
         self.files: dict[str, bytes] = {}
@@ -146,35 +172,45 @@ class _Rollout:
         """One assistant turn. What the engine breaks off goes on from its last token, within the same limit."""
         spoken: list[int] = []
         for _ in range(MAX_ABORTS):
-            self.waiting_for = f"{self.lease.engine} in turn {self.turns + 1}"
             request = GenerateRequest(
                 ids=self.history.ids,
                 max_tokens=limit - len(spoken),
-                stop=self.chat.stop,
+                stop=self.chat.ends,
                 sampling=self.lease.sampling,
                 session=self.lease.rollout,
                 routes_from=self.history.rows,
             )
-            response = await self.engine.generate(request, timeout=max(self.lease.deadline - time.time(), 0.1))
+            response = await self._generate(request)
             if len(response.ids) > request.max_tokens:
                 raise StreamError(
                     f"the engine sampled {len(response.ids)} tokens where {request.max_tokens} were asked"
                 )
             self.history.take(response)
             spoken += response.ids
-            if spoken and (response.finish != "aborted" or spoken[-1] in self.chat.stop or len(spoken) == limit):
+            if spoken and (response.finish != "aborted" or spoken[-1] in self.chat.ends or len(spoken) == limit):
                 return spoken
             if response.finish != "aborted":
                 raise StreamError(f"the engine sampled nothing and calls that {response.finish!r}")
         raise StreamError(f"the engine broke off turn {self.turns + 1} of {self.lease.rollout} {MAX_ABORTS} times")
 
+    async def _generate(self, request: GenerateRequest) -> GenerateResponse:
+        while True:
+            self.waiting_for = f"{self.engine.url} in turn {self.turns + 1}"
+            seconds = min(self._turn_seconds, max(self.lease.deadline - time.time(), 0.1))
+            try:
+                return await self.engine.generate(request, timeout=seconds)
+            except EngineError as error:
+                if self._elsewhere is None or error.status == 400:  # a bad request is bad everywhere
+                    raise
+                self.waiting_for = f"an engine to go on with, as {error}"
+                self.engine = await self._elsewhere(self.engine)
+
     async def _act(self, spoken: list[int]) -> tuple[list[str], tuple[Ending, str] | None]:
         """Carry out the calls of a turn in order, up to a submit: their observations, and the ending they bring."""
-        body = spoken[:-1] if spoken[-1] in self.chat.stop else spoken
-        text = self.chat.decode(body)
+        text = self.chat.said(spoken)
         self.messages.append(Message(role="assistant", text=text))
         attempts = parse(text) or [Attempt(CallStatus.NO_CALL, end=len(text), error=_NO_CALL.removeprefix("error: "))]
-        ends = self.spans.ends(body, text)
+        ends = self.spans.ends(spoken[:-1] if spoken[-1] in self.chat.stop else spoken, text)
         first = len(self.history) - len(spoken)
         observations = []
         for attempt in map(_sendable, attempts):
@@ -214,6 +250,8 @@ class _Rollout:
             except BoxError as error:  # the policy has not touched it yet
                 raise BoxLost(f"the files of task {self.lease.task.id} cannot be put into a box: {error}") from error
         try:
+            if self._latency is not None and self._box is not None:
+                await self._box.sleep(next(self._latency))
             workspace = Workspace(self._box, self.lease.task.files)  # type: ignore[arg-type]
             observation, status = await run_call(attempt, workspace)
         except (BoxLost, TimeoutError):
@@ -239,7 +277,7 @@ class _Rollout:
                 return Ending.FAULT, f"none of {self.turns} turns held a well-formed tool call"
             return Ending.TURNS, f"no submission within {self.turns} turns"
         ids = self.chat.observe(observations)
-        if spoken[-1] not in self.chat.stop:
+        if spoken[-1] not in self.chat.stop:  # cut at its limit, or ended by a token that opened another message
             ids = self.chat.stop[:1] + ids
         if len(self.history) + len(ids) >= self.config.max_tokens:
             return Ending.TOKENS, f"no submission within {self.config.max_tokens} tokens"

@@ -13,7 +13,7 @@ def chat() -> Chat:
     return Chat(ModelConfig().folder)
 
 
-def test_three_turns_spell_out_chatml(chat: Chat) -> None:
+def test_ENG_2_three_turns_spell_out_chatml(chat: Chat) -> None:
     call = chat.encode(call_text("read_file", {"path": "solution.py"})) + chat.stop
     ids = chat.start("Fix it.") + call + chat.observe(["1\tx", "ok"]) + call + chat.observe(["done"])
     assert chat.decode(ids) == (
@@ -24,6 +24,32 @@ def test_three_turns_spell_out_chatml(chat: Chat) -> None:
         '<tool_call>\n{"name": "read_file", "arguments": {"path": "solution.py"}}\n</tool_call><|im_end|>\n'
         "<|im_start|>user\n<tool_response>\ndone\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+GOLDEN = {
+    "start": [1005, 373, 336, 13, 1006],
+    "call": [1017, 1023, 1015, 1002],
+    "two results": [1007, 16, 197, 87, 1012, 198, 1011, 359, 1008],
+    "one result": [1007, 67, 533, 1008],
+}
+
+
+def test_ENG_2_golden_ids_of_the_shipped_tokenizer(chat: Chat) -> None:
+    """Three turns, two tool results in a row: the stop token alone, then a newline, then the next prefix."""
+    assert chat.start("Fix it.") == GOLDEN["start"]
+    assert chat.encode(call_text("read_file", {"path": "solution.py"})) + chat.stop == GOLDEN["call"]
+    assert chat.observe(["1\tx", "ok"]) == GOLDEN["two results"]
+    assert chat.observe(["done"]) == GOLDEN["one result"]
+
+
+def test_a_turn_ends_with_any_token_that_spells_the_stop_token(chat: Chat) -> None:
+    assert chat.ends[:1] == chat.stop and len(chat.ends) == 3
+    for token in range(chat.vocab_size):
+        assert ("<|im_end|>" in chat.decode([token])) == (token in chat.ends)
+    for token in chat.ends:
+        before = chat.decode([token]).partition("<|im_end|>")[0]
+        assert chat.said([*chat.encode("done <|im_end|> or not"), token]) == "done <|im_end|> or not" + before
+    assert chat.said(chat.encode("cut")) == "cut" and chat.said([]) == ""
 
 
 def test_control_tokens_in_content_are_text(chat: Chat) -> None:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto.harness.history import History, StreamError
-from stretto.records import NOT_SAMPLED, GenerateResponse, unknown_expert
+from stretto.records import NOT_SAMPLED, GenerateResponse, RouteChunk, SupportChunk, unknown_expert
+from stretto.support import Support
 
 L, K = 2, 3
 
@@ -21,13 +22,14 @@ def row(position: int, bits: int) -> np.ndarray:
 
 def answer(history: History, ids: list[int], version: int = 0, bits: int = 8, routes_from: int | None = None):
     begin = history.rows if routes_from is None else routes_from
-    end = len(history) + len(ids) - 1
+    whole = history.ids + ids
+    rows = np.stack([row(p, bits) for p in range(min(begin, len(whole) - 1), len(whole) - 1)])
     return GenerateResponse(
         ids=ids,
         logprobs=np.full(len(ids), -0.5, "<f4").tobytes(),
         versions=np.full(len(ids), version, "<i4").tobytes(),
-        routes=b"".join(row(p, bits).tobytes() for p in range(begin, end)),
-        routes_from=begin,
+        support=None,
+        routes=RouteChunk.seal(begin, np.array(whole[begin:-1], "<i4"), rows),
         route_shape=(L, K),
         route_bits=bits,
         finish="stop",
@@ -41,7 +43,7 @@ def answer(history: History, ids: list[int], version: int = 0, bits: int = 8, ro
     turns=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 3)), max_size=5),
     bits=st.sampled_from([8, 16]),
 )
-def test_streams_stay_equally_long_and_only_the_last_row_is_unknown(prompt, turns, bits):
+def test_RPL_1_streams_stay_equally_long_and_only_the_last_row_is_unknown(prompt, turns, bits):
     history = History(list(range(prompt)))
     sampled: list[int] = [NOT_SAMPLED] * prompt
     for count, observed, version in turns:
@@ -67,7 +69,7 @@ def test_streams_stay_equally_long_and_only_the_last_row_is_unknown(prompt, turn
 @pytest.mark.parametrize(
     ("routes_from", "says"), [(2, "overlap those held: they start at position 2, not 5"), (7, "leave a hole")]
 )
-def test_chunks_of_routes_that_overlap_or_leave_a_hole_are_refused(routes_from, says):
+def test_RPL_1_chunks_of_routes_that_overlap_or_leave_a_hole_are_refused(routes_from, says):
     history = History([1, 2, 3])
     history.take(answer(history, [4, 5, 6]))
     history.give([7, 8])
@@ -84,17 +86,61 @@ def test_chunks_of_routes_that_overlap_or_leave_a_hole_are_refused(routes_from, 
         ({"versions": b"\0" * 12}, "2 log-probs and 3 versions"),
         ({"logprobs": np.array([-1, np.nan], "<f4").tobytes()}, "not finite"),
         ({"versions": np.array([3, -1], "<i4").tobytes()}, "without a policy version"),
-        ({"routes": b"\0" * L * K}, "sent 1 route rows for positions 0 to 4"),
-        ({"route_shape": (0, 0)}, "dense"),
+        ({"routes": RouteChunk.seal(0, np.array([1], "<i4"), row(0, 8)[None])}, "1 route rows for positions 0 to 4"),
+        ({"routes": None}, "no routes"),
+        ({"route_shape": (0, 0)}, r"sent routes and says their \(L, K\) is \(0, 0\)"),
         ({"route_bits": 32}, "32 bits"),
     ],
 )
-def test_an_answer_whose_streams_disagree_changes_nothing(change, says):
+def test_ENG_14_an_answer_whose_streams_disagree_changes_nothing(change, says):
     history = History([1, 2, 3])
     with pytest.raises(StreamError, match=says):
         history.take(msgspec.structs.replace(answer(history, [4, 5]), **change))
     assert history.ids == [1, 2, 3] and history.rows == 0
     history.segment().validate()
+
+
+def test_RPL_2_routes_made_for_other_tokens_are_refused():
+    history = History([1, 2, 3])
+    other = History([1, 2, 9])
+    with pytest.raises(StreamError, match="positions 0 to 4 were made for other tokens"):
+        history.take(answer(other, [4, 5]))
+    assert history.ids == [1, 2, 3] and history.segment().routes == []
+
+
+def support(*sets: set[int], vocab: int = 10) -> SupportChunk:
+    return Support.of(np.array([[token in kept for token in range(vocab)] for kept in sets])).seal()
+
+
+def test_supports_are_kept_as_they_came():
+    history = History([1, 2, 3], truncated=True)
+    first, second = support({4, 5}, {5}), support({1, 7, 8})
+    history.take(msgspec.structs.replace(answer(history, [4, 5]), support=first))
+    history.give([9])
+    history.take(msgspec.structs.replace(answer(history, [7]), support=second))
+    segment = history.segment()
+    segment.validate()
+    assert segment.support == [first, second]
+    assert History([1]).segment().support is None
+
+
+@pytest.mark.parametrize(
+    ("truncated", "sent", "says"),
+    [
+        (True, None, "does not say from which tokens, though top-p or top-k is set"),
+        (False, support({4}, {5}), "supports unasked"),
+        (True, support({4}), "sampled 2 tokens but sent 1 supports"),
+        (True, support({4}, {4}), "outside the set that it says it drew from"),
+        (True, support({4}, {4}, vocab=5), "outside the set"),
+        (True, SupportChunk(count=2, vocab=10, sets=b"?"), "can't be decompressed"),
+    ],
+)
+def test_ENG_5_supports_that_do_not_fit_are_refused(truncated, sent, says):
+    history = History([1, 2, 3], truncated)
+    before = history.segment()
+    with pytest.raises(StreamError, match=says):
+        history.take(msgspec.structs.replace(answer(history, [4, 5]), support=sent))
+    assert history.segment() == before
 
 
 def test_the_layout_of_routes_may_not_change_within_a_rollout():
@@ -106,8 +152,8 @@ def test_the_layout_of_routes_may_not_change_within_a_rollout():
 
 def test_a_dense_model_has_no_routes():
     history = History([1])
-    dense = msgspec.structs.replace(answer(history, [2, 3]), routes=b"", route_shape=(0, 0))
+    dense = msgspec.structs.replace(answer(history, [2, 3]), routes=None, route_shape=(0, 0))
     history.take(dense)
     segment = history.segment()
     segment.validate()
-    assert segment.routes == b"" and segment.ids_T.tolist() == [1, 2, 3] and history.rows == 0
+    assert segment.routes == [] and segment.ids_T.tolist() == [1, 2, 3] and history.rows == 0

@@ -21,6 +21,7 @@ from stretto.harness.ending import Ending
 from stretto.harness.loop import FAULT_AFTER, Played, play
 from stretto.records import NOT_SAMPLED, CallStatus, Lease, Sampling, Task, encode, unknown_expert
 from stretto.sandbox.pool import BoxPool
+from stretto.support import Support
 
 TASK = Task(
     id="double/1",
@@ -32,6 +33,7 @@ TASK = Task(
     },
     grading={},
 )
+FULL = Sampling()
 READ = call_text("read_file", {"path": "solution.py"})
 FIX = call_text("edit_file", {"path": "solution.py", "line": 2, "text": "    return 2 * x"})
 SPOIL = call_text("edit_file", {"path": "solution.py", "line": 2, "text": "    return x + 4"})
@@ -51,7 +53,7 @@ async def pool() -> AsyncIterator[BoxPool]:
 def go(chat, scripted_engine, pool):
     """Plays one rollout of `TASK`, and checks what must hold of any."""
 
-    async def go(*turns, task: Task = TASK, seconds: float = 30.0, **harness) -> Played:
+    async def go(*turns, task: Task = TASK, seconds: float = 30.0, sampling: Sampling = FULL, **harness) -> Played:
         if turns:
             scripted_engine.say(*turns)
         lease = Lease(
@@ -59,7 +61,7 @@ def go(chat, scripted_engine, pool):
             group="g1",
             purpose="train",
             task=task,
-            sampling=Sampling(),
+            sampling=sampling,
             engine=scripted_engine.url,
             version=7,
             deadline=time.time() + seconds,
@@ -87,7 +89,7 @@ def check(played: Played, engine, config: HarnessConfig) -> None:
     assert engine.released == ["r1"] or played.ending is Ending.INFRA
 
 
-async def test_an_honest_solve(go, chat, scripted_engine):
+async def test_ENG_3_an_honest_solve(go, chat, scripted_engine):
     played = await go(READ, FIX, f"Now the tests.\n{TEST}", SUBMIT)
     assert (played.ending, played.reason, played.turns) == (Ending.SUBMITTED, "", 4)
     assert played.files["solution.py"] == b"def double(x):\n    return 2 * x\n"
@@ -111,7 +113,55 @@ async def test_an_honest_solve(go, chat, scripted_engine):
     assert segment.ids_T.tolist() == expected
 
 
-async def test_routes_are_joined_and_only_the_last_row_is_unknown(go, scripted_engine):
+async def test_ENG_1_what_was_sampled_is_never_tokenised_again(go, chat, scripted_engine):
+    """Spelled letter by letter, as no tokenizer would: the next turn goes on from these very ids."""
+    spelled = [token for letter in READ for token in chat.encode(letter)]
+    assert spelled != chat.encode(READ) and chat.decode(spelled) == READ
+    played = await go(spelled + chat.stop, SUBMIT)
+    segment = played.segments[0]
+    assert segment.ids_T[segment.sampled_T].tolist() == spelled + chat.stop + chat.encode(SUBMIT) + chat.stop
+    first, second = scripted_engine.requests["r1"]
+    assert second.ids[: len(first.ids) + len(spelled) + 1] == first.ids + spelled + chat.stop
+    assert [call.status for call in played.calls] == [CallStatus.OK] * 2
+
+
+async def test_ENG_4_arguments_are_read_by_meaning_and_ids_kept(go, chat):
+    said = '<tool_call>{"arguments":{ "path" :"solution.py"},\n "name":"read_file"}</tool_call>'
+    played = await go(said, SUBMIT)
+    assert played.calls[0].status is CallStatus.OK and played.calls[0].arguments == {"path": "solution.py"}
+    segment = played.segments[0]
+    assert chat.decode(segment.ids_T[segment.sampled_T].tolist()).startswith(said + "<|im_end|>")
+
+
+@pytest.mark.parametrize("which", [1, 2])
+async def test_every_token_that_spells_the_stop_token_ends_the_turn(go, chat, scripted_engine, which):
+    """Its text counts up to the stop token; the message it opened is closed, not sampled, and the talk goes on."""
+    spoken = [*chat.encode(READ), chat.ends[which]]
+    played = await go(spoken, SUBMIT)
+    first, second = scripted_engine.requests["r1"]
+    assert first.stop == chat.ends and spoken[-1] not in chat.stop
+    assert second.ids == first.ids + spoken + chat.stop + chat.observe([played.calls[0].observation])
+    said = played.messages[1].text
+    assert "<|im_" not in said and said.startswith(READ) and played.calls[0].status is CallStatus.OK
+    at = len(first.ids) + len(spoken)
+    assert played.segments[0].sampled_T[at - 1] and not played.segments[0].sampled_T[at]
+    assert (played.ending, played.turns) == (Ending.SUBMITTED, 2)
+
+
+async def test_ENG_5_supports_travel_with_the_tokens(go):
+    segment = (await go(READ, SUBMIT, sampling=Sampling(top_p=0.9))).segments[0]
+    support = Support.join([Support.open(chunk) for chunk in segment.support])
+    assert len(segment.support) == 2 and support.contains(segment.ids_T[segment.sampled_T]).all()
+    assert (support.counts_N == 3).all()
+
+
+async def test_ENG_5_an_engine_that_cuts_and_does_not_say_how_is_refused(go, scripted_engine):
+    scripted_engine.change = lambda response: msgspec.structs.replace(response, support=None)
+    played = await go(READ, sampling=Sampling(top_k=3))
+    assert played.ending is Ending.INFRA and "does not say from which tokens" in played.reason
+
+
+async def test_RPL_1_routes_are_joined_and_only_the_last_row_is_unknown(go, scripted_engine):
     segment = (await go(READ, FIX, TEST, SUBMIT)).segments[0]
     routes, ids = segment.routes_TLK, segment.ids_T.tolist()
     assert routes[:-1].tolist() == [scripted_engine.route_row(p, token) for p, token in enumerate(ids[:-1])]
@@ -155,7 +205,7 @@ async def test_a_retry_is_seen_as_one(go):
         (call_text("edit_file", {"path": "solution.py", "line": 10**30, "text": ""}), CallStatus.BAD_ARGUMENTS, ""),
     ],
 )
-async def test_a_broken_call_is_answered_and_the_rollout_goes_on(go, said, status, answer):
+async def test_ENG_11_a_broken_call_is_answered_and_the_rollout_goes_on(go, said, status, answer):
     played = await go(said, SUBMIT)
     assert played.calls[0].status is status and answer in played.calls[0].observation
     assert played.ending is Ending.SUBMITTED and played.files.keys() == TASK.files.keys()
@@ -168,7 +218,7 @@ async def test_the_turn_limit_ends_it(go):
     assert played.segments[0].sampled_T[-1], "no observation is appended after the last turn"
 
 
-async def test_endless_broken_calls_are_the_policys_fault(go):
+async def test_ENG_11_endless_broken_calls_are_the_policys_fault(go):
     played = await go("hm")
     assert (played.ending, played.turns) == (Ending.FAULT, FAULT_AFTER)
 
@@ -178,7 +228,7 @@ async def test_a_turn_limit_reached_with_broken_calls_only_is_the_policys_fault(
     assert played.ending is Ending.FAULT and "none of 2 turns" in played.reason
 
 
-async def test_a_turn_cut_at_its_limit_gets_a_stop_token_that_is_not_sampled(go, chat, scripted_engine):
+async def test_ENG_3_a_turn_cut_at_its_limit_gets_a_stop_token_that_is_not_sampled(go, chat, scripted_engine):
     body = chat.encode(READ)
     played = await go(body + body, SUBMIT, max_turn_tokens=len(body) + 2)
     segment = played.segments[0]
@@ -189,7 +239,7 @@ async def test_a_turn_cut_at_its_limit_gets_a_stop_token_that_is_not_sampled(go,
     assert played.calls[0].status is CallStatus.OK and played.ending is Ending.SUBMITTED
 
 
-async def test_the_token_budget_spans_all_turns(go, chat, scripted_engine):
+async def test_ENG_12_the_token_budget_spans_all_turns(go, chat, scripted_engine):
     budget = len(chat.start(TASK.instruction)) + 150
     played = await go(READ, max_tokens=budget, max_turn_tokens=100)
     assert played.ending is Ending.TOKENS and str(budget) in played.reason
@@ -223,9 +273,10 @@ async def test_an_engine_that_dies_half_way_is_infra_and_keeps_what_was_said(go,
 @pytest.mark.parametrize("shift", [-1, 1])
 async def test_routes_that_do_not_join_are_the_engines_fault(go, scripted_engine, shift):
     def change(response):
-        if response.routes_from == 0:
+        if response.routes.start == 0:
             return response
-        return msgspec.structs.replace(response, routes_from=response.routes_from + shift)
+        moved = msgspec.structs.replace(response.routes, start=response.routes.start + shift)
+        return msgspec.structs.replace(response, routes=moved)
 
     scripted_engine.change = change
     played = await go(READ, SUBMIT)
@@ -233,7 +284,7 @@ async def test_routes_that_do_not_join_are_the_engines_fault(go, scripted_engine
     assert ("overlap" if shift < 0 else "hole") in played.reason
 
 
-async def test_a_turn_the_engine_broke_off_goes_on_within_its_limit(go, chat, scripted_engine):
+async def test_ENG_12_a_turn_the_engine_broke_off_goes_on_within_its_limit(go, chat, scripted_engine):
     said = chat.encode(READ) + chat.stop
     scripted_engine.say(said[:2], said[2:], SUBMIT)
     broken = iter([True])
@@ -250,9 +301,7 @@ async def test_a_turn_the_engine_broke_off_goes_on_within_its_limit(go, chat, sc
 
 
 async def test_an_engine_that_breaks_off_for_ever_is_infra(go, scripted_engine):
-    scripted_engine.change = lambda r: msgspec.structs.replace(
-        r, ids=[], logprobs=b"", versions=b"", routes=b"", finish="aborted"
-    )
+    scripted_engine.change = lambda r: msgspec.structs.replace(r, ids=[], logprobs=b"", versions=b"", finish="aborted")
     played = await go(READ)
     assert played.ending is Ending.INFRA and "broke off" in played.reason and played.turns == 0
 

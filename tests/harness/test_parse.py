@@ -23,13 +23,13 @@ from stretto.records import CallStatus
         ("[" * 100_000, CallStatus.BAD_JSON),
     ],
 )
-def test_status(body: str, status: CallStatus) -> None:
+def test_ENG_10_status(body: str, status: CallStatus) -> None:
     (attempt,) = parse(f"thinking <tool_call>\n{body}\n</tool_call> more")
     assert attempt.status is status
     assert (attempt.error == "") == (status is CallStatus.OK)
 
 
-def test_spans_and_unclosed() -> None:
+def test_ENG_10_spans_and_unclosed() -> None:
     first, last = call_text("submit", {}), '<tool_call>\n{"name": "submit"'
     text = f"a{first}b<tool_call>x{first}{last}"
     attempts = parse(text)
