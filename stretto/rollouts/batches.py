@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from stretto.records import Batch, BatchItem
 from stretto.rollouts.admission import ROUNDS, Admission
-from stretto.rollouts.advantages import advantages, shuffled
+from stretto.rollouts.advantages import Estimator, estimate, shuffled
 from stretto.rollouts.groups import Group
 from stretto.rollouts.seeds import derive
 from stretto.rollouts.staleness import age, fits, last_step
@@ -53,27 +53,30 @@ def choose(groups: Sequence[Group], version: int, admission: Admission) -> list[
     return ready[:take]
 
 
-def build(run: str, version: int, chosen: Sequence[Group], seed: int, control: str = "none") -> Batch:
-    """Advantages of the chosen groups. `control` is `grading.control`; shuffling is seeded by the group."""
-    items = []
-    for group in chosen:
-        survivors = group.survivors
-        rewards = [receipt.reward for receipt in survivors]
-        if control == "shuffle":
-            rewards = shuffled(rewards, derive(seed, "shuffle", group.id))
-        if not group.signal:
-            continue
-        items += [
-            BatchItem(
-                rollout=receipt.rollout,
-                group=group.id,
-                key=receipt.key,
-                reward=reward,
-                advantage=advantage,
-                oldest_version=receipt.oldest_version,
-            )
-            for receipt, reward, advantage in zip(survivors, rewards, advantages(rewards), strict=True)
-        ]
+def build(
+    run: str,
+    version: int,
+    chosen: Sequence[Group],
+    seed: int,
+    control: str = "none",
+    estimator: Estimator = "centred",
+) -> Batch:
+    """Advantages of the chosen groups. `control` is `grading.control`; shuffling is seeded by the group. `estimator` is
+    `trainer.advantage`."""
+    given = [_rewards(group, seed, control) for group in chosen]
+    items = [
+        BatchItem(
+            rollout=receipt.rollout,
+            group=group.id,
+            key=receipt.key,
+            reward=reward,
+            advantage=advantage,
+            oldest_version=receipt.oldest_version,
+        )
+        for group, rewards, worth in zip(chosen, given, estimate(given, estimator), strict=True)
+        if group.signal
+        for receipt, reward, advantage in zip(group.survivors, rewards, worth, strict=True)
+    ]
     solved = [receipt.solved for group in chosen for receipt in group.survivors]
     return Batch(
         run=run,
@@ -85,6 +88,12 @@ def build(run: str, version: int, chosen: Sequence[Group], seed: int, control: s
         solve_rate=sum(solved) / max(1, len(solved)),
         staleness=[age(version, item.oldest_version) for item in items],
     )
+
+
+def _rewards(group: Group, seed: int, control: str) -> list[float]:
+    """Of the group's survivors."""
+    rewards = [receipt.reward for receipt in group.survivors]
+    return shuffled(rewards, derive(seed, "shuffle", group.id)) if control == "shuffle" else rewards
 
 
 def _oldest(group: Group) -> int:

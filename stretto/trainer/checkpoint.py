@@ -1,11 +1,12 @@
 """Checkpoints of a run: a Hugging Face export anyone can load, and beside it what a resumed run needs.
 
     checkpoints/v000010/            config.json, model.safetensors, tokenizer files
-    checkpoints/v000010/resume/     state.safetensors (masters, moments, generator), state.json (version)
+    checkpoints/v000010/resume/     state.safetensors (masters, moments, averages, generator), state.json (version)
     checkpoints/latest              text: v000010
 
 A folder gets its name when its last byte is on the disk, and only then does `latest` name it; a kill in between leaves
-the checkpoint before it in force. Asynchronous saving is left out.
+the checkpoint before it in force. When what `latest` names is gone or damaged, the newest whole one is taken, and that
+is said: a run never goes on from its base model because a file is missing. Asynchronous saving is left out.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from stretto.model import checkpoint as huggingface
 from stretto.model.transformer import Transformer
@@ -31,13 +34,29 @@ _UNFINISHED = ".unfinished-"
 class CheckpointError(ValueError):
     """A sentence: which checkpoint cannot be resumed from, and why."""
 
+    final = True  # no restart heals it
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint to resume from. `note` is a sentence when it is not the one that was written last."""
+
+    path: Path
+    note: str = ""
+
 
 def save(
-    folder: Path, version: int, model: Transformer, optimizer: MasterAdamW, files: dict[str, bytes], keep: int
+    folder: Path,
+    version: int,
+    model: Transformer,
+    optimizer: MasterAdamW,
+    files: dict[str, bytes],
+    keep: int,
+    rest: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write the checkpoint of `version`, point `latest` at it, and remove all but the `keep` newest.
 
-    `files` (tokenizer and the like, by name) go beside the weights.
+    `files` (tokenizer and the like, by name) go beside the weights, `rest` (tensors by name) into the resume state.
     """
     name = f"v{version:06d}"
     unfinished = folder / f"{_UNFINISHED}{name}"
@@ -47,7 +66,7 @@ def save(
     resume = unfinished / "resume"
     resume.mkdir()
     tensors = {key: value.contiguous() for key, value in optimizer.state().items()}
-    save_file({**tensors, "generator": torch.get_rng_state()}, resume / "state.safetensors")
+    save_file({**tensors, **(rest or {}), "generator": torch.get_rng_state()}, resume / "state.safetensors")
     (resume / "state.json").write_text(json.dumps({"format": FORMAT, "version": version}))
     for path in (*resume.iterdir(), resume, unfinished):
         _flush(path)
@@ -60,24 +79,57 @@ def save(
     return target
 
 
-def latest(folder: Path) -> Path | None:
-    """The checkpoint to resume from, if there is one. Raises CheckpointError when `latest` names a missing folder."""
+def latest(folder: Path) -> Found | None:
+    """The checkpoint to resume from; None when none was ever written.
+
+    What `latest` names; when that, or `latest` itself, is missing or damaged, the newest whole one, with a note. Raises
+    CheckpointError when there are checkpoints (or `latest` says that there were) and none is whole.
+    """
     try:
-        name = (folder / "latest").read_text().strip()
-    except FileNotFoundError:
+        named = (folder / "latest").read_text().strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        named = ""
+    fault = f"{folder / 'latest'} is missing or empty"
+    if named:
+        fault = _fault(folder / named) or ""
+        if not fault:
+            return Found(folder / named)
+    for path in whole(folder):
+        return Found(path, f"{fault}; training goes on from {path}, the newest whole checkpoint")
+    if not named and not any(folder.glob("v*")):
         return None
-    if not (folder / name / "resume" / "state.json").is_file():
-        whole = sorted(path.parent.parent.name for path in folder.glob("v*/resume/state.json"))
-        instead = f"write one of {', '.join(whole)} into it" if whole else "and none is left, so start another run"
-        raise CheckpointError(f"{folder / 'latest'} names {name!r}, where no resume state lies: {instead}")
-    return folder / name
+    raise CheckpointError(
+        f"{fault}, and {folder} holds no other whole checkpoint: put a copy of one back, or start another run with "
+        f"model.path (training this one from its start again is asked for by removing {folder})"
+    )
+
+
+def whole(folder: Path) -> list[Path]:
+    """The checkpoints that can be resumed from, newest first."""
+    return sorted((path for path in folder.glob("v*") if path.is_dir() and not _fault(path)), reverse=True)
+
+
+def _fault(path: Path) -> str | None:
+    """What is missing or cut off in a checkpoint, as a sentence; None when it looks whole. Reads no weights."""
+    try:
+        version_of(path)
+        for file in (path / "resume" / "state.safetensors", *path.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as tensors:  # raises when its size is not what its header says
+                tensors.keys()
+        if not any(path.glob("*.safetensors")) or not (path / "config.json").is_file():
+            return f"{path} lacks its weights or config.json"
+    except (OSError, SafetensorError, CheckpointError) as error:
+        return str(error) if isinstance(error, CheckpointError) else f"{path} is not whole ({error})"
+    return None
 
 
 def version_of(checkpoint: Path) -> int:
     path = checkpoint / "resume" / "state.json"
     try:
         state = json.loads(path.read_text())
-    except ValueError as error:
+    except FileNotFoundError:
+        raise CheckpointError(f"{checkpoint} holds no resume state") from None
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot resume from {path}: {error}") from error
     if state.get("format") != FORMAT:
         raise CheckpointError(
@@ -86,13 +138,15 @@ def version_of(checkpoint: Path) -> int:
     return int(state["version"])
 
 
-def restore(checkpoint: Path, optimizer: MasterAdamW) -> None:
-    """Load masters, moments and the random generator; the model then holds the rounded masters."""
+def restore(checkpoint: Path, optimizer: MasterAdamW) -> dict[str, Tensor]:
+    """Load masters, moments and the random generator; the model then holds the rounded masters. Returns all tensors, of
+    which `rest` were some."""
     path = checkpoint / "resume" / "state.safetensors"
     try:
         tensors = load_file(path)
         torch.set_rng_state(tensors.pop("generator"))
         optimizer.load_state(tensors)
+        return tensors
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise CheckpointError(f"cannot resume from {path}: {error}") from error
 

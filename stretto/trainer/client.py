@@ -1,7 +1,7 @@
-"""The trainer's side of the orchestrator's HTTP interface: three calls, blocking, patient with a restart.
+"""The trainer's side of the orchestrator's HTTP interface: four calls, blocking, patient with a restart.
 
 A connection that fails is tried again until `patience` seconds have passed without an answer, or until `give_up` says
-so; then the error names the URL. All three calls may be repeated without harm.
+so; then the error names the URL. All calls may be repeated without harm.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ class Orchestrator:
         self.url = url.rstrip("/")
         self._patience = patience
         self._give_up = give_up
+
+    def committed(self) -> tuple[int, str] | None:
+        """The version that the ledger holds as trained, and the chain it was published on; None in a new run."""
+        data, _ = self._ask("GET", "/status")
+        said = json.loads(data)
+        return None if said["version"] is None else (int(said["version"]), str(said["chain"]))
 
     def set_version(self, version: int, chain: str) -> None:
         """Say which version training starts or goes on from, and on which chain it is published."""

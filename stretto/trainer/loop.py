@@ -1,6 +1,7 @@
 """The trainer: batches in, versions out. Starts, resumes and ends here.
 
-    load or resume ──▶ publish the start version ──▶ POST /version
+    load ──▶ publish the start version ──▶ POST /version      or, after a restart: make the batches after the checkpoint
+       │                                                      again, compare with HEAD, go on with its chain
        ┌────────────────────────────────────────────────────────────────────────────────────────┐
        │ GET /batch ──▶ payloads ──▶ samples ──▶ step ──▶ publish V+1 (background, then POST /trained) │
        └──── every k steps: mismatch ◀──── every n steps: checkpoint ◀───────────────────────────────────┘
@@ -14,38 +15,38 @@ SIGTERM abandons a step between two micro-batches, writes a checkpoint and retur
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from stretto.config import Config
-from stretto.model import checkpoint as huggingface
-from stretto.model.spec import ModelSpec
 from stretto.records import Batch, encode
-from stretto.trainer import checkpoint
+from stretto.trainer import checkpoint, resume
+from stretto.trainer.agreement import Bucket
+from stretto.trainer.alarms import GATE_TOKENS, Alarms, refusal
 from stretto.trainer.client import Orchestrator, OrchestratorError
+from stretto.trainer.learner import Learner, Step
 from stretto.trainer.mismatch import HeldVersions, measure
-from stretto.trainer.optimizer import MasterAdamW
-from stretto.trainer.publishing import Publishing, companion_files, new_chain
-from stretto.trainer.samples import BatchError, Geometry, Prepared, prepare
-from stretto.trainer.schedule import learning_rate
-from stretto.trainer.step import Distribution, StepReport, learn
+from stretto.trainer.payloads import Payloads
+from stretto.trainer.publishing import Publishing
+from stretto.trainer.samples import BatchError, Prepared
+from stretto.trainer.step import StepReport
 from stretto.trainer.stopping import Stopped, StopRequest
-from stretto.watch.metrics import Metrics
-from stretto.weights.publisher import Publisher
+from stretto.watch.metrics import Metrics, read
+from stretto.weights.publisher import Forked
 from stretto.weights.store import Store
 
 REJECTED_IN_A_ROW = 3
-LOADERS = 8
 PATIENCE_SECONDS = 30.0
 """After so long without a batch, and each time again, an event says what is being waited for."""
 
 
 class TrainerError(RuntimeError):
     """A sentence: why training cannot go on."""
+
+    final = True  # no restart heals it
 
 
 def train(config: Config, run_dir: Path, orchestrator: str) -> None:
@@ -76,31 +77,38 @@ class Trainer:
         self.stop = stop
         self.checkpoints = run_dir / "checkpoints"
         self.store = Store(config.store_url)
-        self.distribution = Distribution(config.rollouts.temperature, config.rollouts.top_p)
-        resumed = checkpoint.latest(self.checkpoints)
-        source = resumed or config.model.folder
-        self.files = companion_files(source)
-        self.model = huggingface.load(source)
-        self.optimizer = MasterAdamW(self.model, config.trainer.betas, config.trainer.weight_decay)
-        self.version = 0
-        if resumed is not None:
-            self.version = checkpoint.version_of(resumed)
-            checkpoint.restore(resumed, self.optimizer)
-        self.saved = self.version if resumed is not None else -1
-        self.held = HeldVersions(self.optimizer, keep=config.rollouts.max_staleness + 2)
-        self.geometry = geometry(self.model.spec)
+        self.payloads = Payloads(self.store)
+        found = checkpoint.latest(self.checkpoints)
+        self._say_where(found)
+        self.learner = Learner(config, found.path if found else None)
+        self.saved = self.version if found else -1
+        self.held = HeldVersions(self.learner.optimizer, keep=config.rollouts.max_staleness + 2)
         self.rejected = 0
-        self.chain = new_chain(self.store, config.run.name)
-        publisher = Publisher(self.store, self.chain, self.files, config.weights.anchor_every, metrics)
-        self.publishing = Publishing(publisher, orchestrator, metrics)
-        self._loaders = ThreadPoolExecutor(max_workers=LOADERS, thread_name_prefix="load")
+        self.slowed = False
+        self.alarms = Alarms()
+        self.trusted = False  # the engines compute the policy that this process holds: seen on the first tokens of it
+        every = config.weights.anchor_every
+        self.publishing = Publishing(self.store, config.run.name, self.learner.files, every, orchestrator, metrics)
+
+    @property
+    def version(self) -> int:
+        return self.learner.version
+
+    def _say_where(self, found: checkpoint.Found | None) -> None:
+        """An alarm when the run does not go on where it was: its last checkpoint is gone, or all of them."""
+        note = found.note if found else ""
+        if found is None and any(line["kind"] == "step" for line in read(self.metrics.path)):
+            note = (
+                f"{self.checkpoints} holds no checkpoint, though this run has trained before: it starts again from "
+                f"{self.config.model.path} at version 0, and trains its recorded batches in the same order"
+            )
+        if note:
+            self.metrics.log("event", text=note, alarm=True)
 
     def run(self) -> None:
         steps = self.config.trainer.steps
         try:
-            self.publishing.first(self.model, self.version, self.chain)
-            self.metrics.log("event", text=f"training starts from version {self.version} on chain {self.chain}")
-            self._hold()
+            self._begin()
             while self.version < steps:
                 self.step()
                 if self.version % self.config.trainer.checkpoint_every == 0:
@@ -111,6 +119,49 @@ class Trainer:
             if not self.stop.requested:
                 raise
         self._last_save()
+
+    def _begin(self) -> None:
+        """Find the place where a start before this one ended, or publish the version training starts from.
+
+        What was published after the checkpoint is made again from the same batches; nobody waits meanwhile, as the
+        engines go on with what they have.
+        """
+        self._hold()
+        place = resume.place(self.store, self.orchestrator.committed())
+        if place is not None:
+            saved, logged = self.version, resume.logged_steps(self.metrics.path)
+            while self.version < place.version:
+                self._again(logged)
+            if place.published == self.version:
+                self._go_on(place.chain)
+                self.metrics.log("event", text=resume.sentence(self.version, saved, place.chain))
+                if saved < self.version:
+                    self.save()
+                return
+        self.publishing.first(self.learner.model, self.version)
+        self.metrics.log("event", text=f"training starts from version {self.version} on chain {self.publishing.chain}")
+
+    def _go_on(self, chain: str) -> None:
+        try:
+            self.publishing.go_on(self.learner.model, self.version, chain)
+        except Forked as error:
+            share = resume.take_published(self.store, chain, self.learner.model, self.learner.optimizer)
+            text = f"{error}; {share:.2%} of its elements differ: training goes on from the published one"
+            self.metrics.log("event", text=text, alarm=True)
+            self.publishing.go_on(self.learner.model, self.version, chain)
+        self._hold()
+
+    def _again(self, logged: set[int]) -> None:
+        """Make a version that was published before: the same batch, the same update. Only what was not said is said."""
+        seconds: dict[str, float] = {}
+        batch = self._wait_for_batch(seconds)
+        with self._span("load", seconds):
+            prepared = self.learner.prepare(batch, self.payloads.of(batch))
+        with self._span("compute", seconds, busy=True):
+            step = self.learner.step(prepared, self.stop.check)
+        self._hold()
+        if self.version not in logged:
+            self._log(batch, prepared, step, step.report.agreement.buckets(batch.version), seconds)
 
     def _last_save(self) -> None:
         try:
@@ -126,27 +177,21 @@ class Trainer:
         seconds: dict[str, float] = {}
         batch = self._wait_for_batch(seconds)
         with self._span("load", seconds):
-            prepared = self._load(batch)
-        lr = learning_rate(self.version, self.config.trainer)
+            prepared = self.learner.prepare(batch, self.payloads.of(batch))
         with self._span("compute", seconds, busy=True):
-            report = learn(
-                self.model,
-                self.optimizer,
-                prepared.samples,
-                self.config.trainer,
-                self.distribution,
-                lr,
-                self.stop.check,
-            )
+            step = self.learner.step(prepared, self.stop.check)
+        report = step.report
+        buckets = report.agreement.buckets(batch.version)
+        self._compare(batch, buckets)
         if not report.finite:
             self._reject(batch)
         else:
             self.rejected = 0
-        self.version += 1
+        self._guarded(report)
         with self._span("publish", seconds):
-            self.publishing.submit(self.model, self.version)
+            self.publishing.submit(self.learner.model, self.version)
         self._hold()
-        self._log(batch, prepared, report, lr, seconds)
+        self._log(batch, prepared, step, buckets, seconds)
         every = self.config.trainer.mismatch_every
         if every and self.version % every == 0:
             self._measure(batch, prepared)
@@ -156,14 +201,7 @@ class Trainer:
         self.publishing.wait()
         if self.saved == self.version:
             return
-        checkpoint.save(
-            self.checkpoints,
-            self.version,
-            self.model,
-            self.optimizer,
-            files=self.files,
-            keep=self.config.trainer.keep_checkpoints,
-        )
+        self.learner.save(self.checkpoints)
         self.saved = self.version
 
     def _wait_for_batch(self, seconds: dict[str, float]) -> Batch:
@@ -186,35 +224,11 @@ class Trainer:
                 text = f"{said:.0f} s without a batch for version {self.version} from {self.orchestrator.url}"
                 self.metrics.log("event", text=text)
 
-    def _load(self, batch: Batch) -> Prepared:
-        return prepare(
-            batch,
-            self._payloads(batch),
-            self.geometry,
-            max_staleness=self.config.rollouts.max_staleness,
-            replay=self.config.trainer.replay,
-            normalizer=self.config.trainer.normalizer,
-            budget=self.config.harness.max_tokens,
-        )
-
-    def _payloads(self, batch: Batch) -> Sequence[bytes]:
-        def get(key: str) -> bytes | None:
-            try:
-                return self.store.get(key)
-            except KeyError:
-                return None
-
-        payloads = list(self._loaders.map(get, [item.key for item in batch.items]))
-        for item, data in zip(batch.items, payloads, strict=True):
-            if data is None:
-                raise BatchError(f"rollout {item.rollout}: the store holds no payload {item.key}")
-        return [data for data in payloads if data is not None]
-
     def _reject(self, batch: Batch) -> None:
         folder = self.run_dir / "rejected" / f"v{batch.version:06d}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "batch.msgpack").write_bytes(encode(batch))
-        for item, data in zip(batch.items, self._payloads(batch), strict=True):
+        for item, data in zip(batch.items, self.payloads.of(batch), strict=True):
             (folder / f"{item.rollout}.msgpack").write_bytes(data)
         self.rejected += 1
         text = (
@@ -228,14 +242,58 @@ class Trainer:
     def _measure(self, batch: Batch, prepared: Prepared) -> None:
         if batch.version in self.held:
             budget = self.config.trainer.microbatch_tokens
-            values = measure(self.model, self.held, prepared.samples, batch.version, self.distribution, budget)
+            values = measure(
+                self.learner.model,
+                self.held,
+                prepared.samples,
+                batch.version,
+                self.learner.distribution,
+                budget,
+                self.config.trainer.replay_ratio,
+            )
             self.metrics.log("mismatch", version=self.version, **values)
+            if values["k3"] is not None and (sentence := self.alarms.jump(values["k3"])):
+                self._alarm(batch, sentence)
+
+    def _guarded(self, report: StepReport) -> None:
+        """Say when the guard begins to slow training down, not again until it has stopped to."""
+        slowed = report.applied and report.scale < 1.0
+        if slowed and not self.slowed:
+            text = (
+                f"step to version {self.version}: the policy has moved by {report.moved:.3f} (KL per token) since its "
+                f"rollouts were sampled, more than trainer.guard ({self.config.trainer.guard:g}): the step is made at "
+                f"{report.scale:.0%} of its learning rate, the next ones smaller too until that is over; when it "
+                "lasts, lower trainer.lr"
+            )
+            self.metrics.log("event", text=text, alarm=True)
+        self.slowed = slowed
 
     def _hold(self) -> None:
         if self.config.trainer.mismatch_every:
             self.held.add(self.version)
 
-    def _log(self, batch: Batch, prepared: Prepared, report: StepReport, lr: float, seconds: dict[str, float]) -> None:
+    def _compare(self, batch: Batch, buckets: Mapping[str, Bucket]) -> None:
+        """The start gate, then the alarms. At the gate nothing of the step has been published or saved."""
+        if not self.trusted and "0" in buckets:
+            sentence = refusal(buckets["0"])
+            if sentence is not None:
+                raise TrainerError(f"training ends at its first batch, which changed no version: {sentence}")
+            self.trusted = buckets["0"].divergence.tokens >= GATE_TOKENS
+        for sentence in self.alarms.news(buckets):
+            self._alarm(batch, sentence)
+
+    def _alarm(self, batch: Batch, sentence: str) -> None:
+        self.metrics.log("event", text=f"step to version {batch.version + 1}: {sentence}", alarm=True)
+
+    def _log(
+        self,
+        batch: Batch,
+        prepared: Prepared,
+        step: Step,
+        buckets: Mapping[str, Bucket],
+        seconds: dict[str, float],
+    ) -> None:
+        report = step.report
         rewards = [item.reward for item in batch.items]
         self.metrics.log(
             "step",
@@ -248,11 +306,15 @@ class Trainer:
             solve_rate=batch.solve_rate,
             reward=sum(rewards) / len(rewards) if rewards else None,
             grad_norm=report.grad_norm,
-            lr=lr,
+            lr=step.lr,
+            lr_scale=report.scale,
+            moved=report.moved,
             entropy=report.entropy,
             ratio_mean=report.ratio_mean,
             ratio_max=report.ratio_max,
             clipped=report.clipped,
+            reference_k1=report.reference_k1,
+            agreement={name: bucket.values() for name, bucket in buckets.items()},
             applied=report.applied,
             staleness=batch.staleness,
             dropped_equal=batch.dropped_equal,
@@ -268,8 +330,3 @@ class Trainer:
         seconds[name] = end - start
         if busy:
             self.metrics.log("busy", start=start, end=end, what=name)
-
-
-def geometry(spec: ModelSpec) -> Geometry:
-    layers, per_token = spec.route_shape
-    return Geometry(vocab=spec.vocab_size, layers=layers, experts=spec.experts, per_token=per_token)

@@ -33,6 +33,17 @@ class MasterAdamW:
         for name, parameter in self.parameters.items():
             parameter.copy_(self.masters[name].bfloat16())
 
+    @torch.no_grad()
+    def follow_model(self) -> float:
+        """The model was given other values: masters that round to something else take them. Returns their share."""
+        changed = total = 0
+        for name, parameter in self.parameters.items():
+            other = self.masters[name].bfloat16() != parameter.bfloat16()
+            self.masters[name].copy_(torch.where(other, parameter, self.masters[name]))
+            changed, total = changed + int(other.sum()), total + other.numel()
+        self.round_into_model()
+        return changed / max(1, total)
+
     def zero_grad(self) -> None:
         for parameter in self.parameters.values():
             parameter.grad = None

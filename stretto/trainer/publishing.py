@@ -3,6 +3,9 @@
     trainer thread:      copy the bf16 values out ──▶ next batch, next step ...
     publishing thread:              encode, upload, move HEAD ──▶ POST /trained ──▶ metrics
 
+The first start of the trainer begins a chain; a later one goes on with it, for which it must hold the very bits that
+HEAD names (`resume.py`). A chain that is lost is followed by a new one.
+
 At most one version is on its way. An error in the background is raised at the next `wait` (hence the next `submit`),
 before another version goes out. `/trained` is sent when HEAD has moved, never before: what is committed can be fetched.
 """
@@ -27,17 +30,40 @@ from stretto.weights.store import Store
 class Publishing:
     """The trainer's end of the chain of versions."""
 
-    def __init__(self, publisher: Publisher, orchestrator: Orchestrator, metrics: Metrics) -> None:
-        self._publisher = publisher
+    def __init__(
+        self,
+        store: Store,
+        run: str,
+        files: dict[str, bytes],
+        anchor_every: int,
+        orchestrator: Orchestrator,
+        metrics: Metrics,
+    ) -> None:
+        self.chain = ""
+        self._store, self._run, self._files, self._anchor_every = store, run, files, anchor_every
+        self._publisher: Publisher | None = None
         self._orchestrator = orchestrator
         self._metrics = metrics
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publishing")
         self._pending: Future[None] | None = None
 
-    def first(self, model: Transformer, version: int, chain: str) -> None:
-        """Publish the version training starts from (an anchor: the chain is new) and announce it. Blocks."""
+    def first(self, model: Transformer, version: int) -> None:
+        """Publish the version training starts from as the anchor of a new chain, and announce it. Blocks."""
+        self.chain = new_chain(self._store, self._run)
+        self._publisher = Publisher(self._store, self.chain, self._files, self._anchor_every, self._metrics)
         self._publish(version, bf16_bits(model))
-        self._orchestrator.set_version(version, chain)
+        self._orchestrator.set_version(version, self.chain)
+
+    def go_on(self, model: Transformer, version: int, chain: str) -> None:
+        """Go on with `chain`, whose HEAD is `version`, and commit that in case the start before us could not. Blocks.
+
+        Raises Forked when the model is not that version, bit for bit.
+        """
+        args = (self._store, chain, self._files, bf16_bits(model), self._anchor_every, self._metrics)
+        self._publisher = Publisher.go_on(*args)
+        self.chain = chain
+        if version:
+            self._orchestrator.trained(version - 1)
 
     def submit(self, model: Transformer, version: int) -> None:
         """Copy out what the model holds as `version`, made by batch `version - 1`; the rest is background work."""
@@ -58,6 +84,7 @@ class Publishing:
         self._orchestrator.trained(version - 1)
 
     def _publish(self, version: int, tensors: dict[str, np.ndarray]) -> None:
+        assert self._publisher is not None, "a chain is begun before versions are published"
         start = time.time()
         self._publisher.publish(version, tensors)
         self._metrics.log("busy", start=start, end=time.time(), what="publish")

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from stretto.records import Batch, BatchItem, Outcome, Rollout, Segment, decode, unknown_expert
+from stretto.support import Support
 from stretto.trainer.losses import Normalizer, token_share
 
 UNKNOWN = -1
@@ -27,6 +28,8 @@ UNKNOWN = -1
 
 class BatchError(ValueError):
     """A batch or one of its rollouts cannot be trained on; the message names it and says why."""
+
+    final = True  # no restart heals it
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,9 @@ class Sample:
 
     rollout: str
     ids_T: np.ndarray  # int64
-    routes_TLK: (
-        np.ndarray | None
-    )  # int16/int32, rows of UNKNOWN where not known; None without replay or for a dense model
+    routes_TLK: np.ndarray | None  # int32, rows of UNKNOWN where not known; None without replay or for a dense model
+    route_ids_T: np.ndarray | None  # int64: the ids that the routes were made for, moved along with them
+    support: Support | None  # N sets that the targets were drawn from; None: the full vocabulary
     predict_N: np.ndarray  # int64: input positions whose hidden state predicts a sampled token
     targets_N: np.ndarray  # int64: the sampled tokens
     behaviour_N: np.ndarray  # float32
@@ -82,10 +85,12 @@ def prepare(
     *,
     max_staleness: int,
     replay: bool,
+    truncated: bool,
     normalizer: Normalizer,
     budget: int,
 ) -> Prepared:
-    """Decode, check and cut the rollouts of `batch`; `payloads[i]` belongs to `batch.items[i]`.
+    """Decode, check and cut the rollouts of `batch`; `payloads[i]` belongs to `batch.items[i]`. `truncated`: they were
+    sampled under top-p or top-k, so that every token must know its support.
 
     Raises BatchError naming the rollout that is malformed or too old.
     """
@@ -103,7 +108,12 @@ def prepare(
         for number, segment in enumerate(rollout.segments):
             where = f"rollout {rollout.id}, segment {number}"
             if segment.sampled_T.any():
-                samples.append(_cut(segment, geometry, replay, where, item.advantage, share, rollout.id))
+                samples.append(_cut(segment, geometry, replay, truncated, where, item.advantage, share, rollout.id))
+    if samples and all(s.routes_TLK is not None and (s.routes_TLK == UNKNOWN).all() for s in samples):
+        raise BatchError(
+            f"trainer.replay is on, but not one route in the batch of version {batch.version} is known: the engines do "
+            "not return any; use engines that do, or set trainer.replay = false"
+        )
     tokens = sum(len(s.ids_T) for rollout in rollouts for s in rollout.segments)
     return Prepared(samples, tokens, sum(sampled))
 
@@ -142,7 +152,14 @@ def _check(item: BatchItem, rollout: Rollout, version: int, max_staleness: int) 
 
 
 def _cut(
-    segment: Segment, geometry: Geometry, replay: bool, where: str, advantage: float, share: float, rollout: str
+    segment: Segment,
+    geometry: Geometry,
+    replay: bool,
+    truncated: bool,
+    where: str,
+    advantage: float,
+    share: float,
+    rollout: str,
 ) -> Sample:
     sampled_N = np.flatnonzero(segment.sampled_T)
     if sampled_N[0] == 0:
@@ -153,10 +170,13 @@ def _cut(
     if len(wrong):
         at = int(wrong[0])
         raise BatchError(f"{where}: token {at} has id {ids[at]}, outside the vocabulary of {geometry.vocab}")
+    routes_TLK = _routes(segment, end, geometry, where) if replay and geometry.layers else None
     return Sample(
         rollout=rollout,
         ids_T=ids[:end],
-        routes_TLK=_routes(segment, end, geometry, where) if replay and geometry.layers else None,
+        routes_TLK=routes_TLK,
+        route_ids_T=None if routes_TLK is None else ids[: len(routes_TLK)].copy(),  # `_routes` has seen that they match
+        support=_support(segment, ids[sampled_N], geometry, truncated, where),
         predict_N=sampled_N - 1,
         targets_N=ids[sampled_N],
         behaviour_N=segment.logprobs_T[sampled_N].copy(),
@@ -173,7 +193,10 @@ def _routes(segment: Segment, end: int, geometry: Geometry, where: str) -> np.nd
             f"{where}: its routes have shape {tuple(segment.route_shape)} per token, the model's (MoE layers, experts "
             f"per token) is {expected}; an engine that returns no routes needs trainer.replay = false"
         )
-    routes = segment.routes_TLK[:end].astype(np.int32)
+    try:
+        routes = segment.routes_TLK[:end].astype(np.int32)
+    except ValueError as error:
+        raise BatchError(f"{where}: {error}") from error
     unknown = routes == unknown_expert(segment.route_bits)
     partly = unknown.any((1, 2)) != unknown.all((1, 2))
     if partly.any():
@@ -186,3 +209,33 @@ def _routes(segment: Segment, end: int, geometry: Geometry, where: str) -> np.nd
         raise BatchError(f"{where}: a route row names an expert twice: that is filler, not the router's choice")
     routes[unknown] = UNKNOWN
     return routes
+
+
+def _support(
+    segment: Segment, targets_N: np.ndarray, geometry: Geometry, truncated: bool, where: str
+) -> Support | None:
+    if segment.support is None and not truncated:
+        return None
+    if segment.support is None:
+        raise BatchError(
+            f"{where}: rollouts.top_p or rollouts.top_k cuts the distribution, but nothing says which tokens were "
+            "left; use an engine that returns supports, or sample from the full distribution"
+        )
+    if not truncated:
+        raise BatchError(
+            f"{where}: it was sampled under top-p or top-k, but neither rollouts.top_p nor rollouts.top_k is set"
+        )
+    try:
+        support = Support.join([Support.open(chunk) for chunk in segment.support])
+    except ValueError as error:
+        raise BatchError(f"{where}: {error}") from error
+    if support.vocab != geometry.vocab:
+        raise BatchError(
+            f"{where}: its supports are over {support.vocab} tokens, the model's vocabulary has {geometry.vocab}"
+        )
+    inside_N = support.contains(targets_N)
+    if not inside_N.all():
+        raise BatchError(
+            f"{where}: sampled token {int(inside_N.argmin())} is not in the set it is said to be drawn from"
+        )
+    return support

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from stretto.records import Outcome
 from stretto.rollouts.advantages import advantages, has_signal, shuffled
+from stretto.rollouts.groups import MAX_FAILED
 from stretto.rollouts.seeds import derive
 
 from .world import Desk, answer, configuration
@@ -60,9 +61,17 @@ def play(desk, change=lambda lease: {}):
         desk.flow.receive(answer(lease, **change(lease)))
 
 
+def until_the_deadline(desk):
+    """Groups that still miss members are cut with those they have."""
+    desk.clock.now += desk.config.rollouts.group_seconds
+    desk.flow.tick()
+
+
 def test_infra_leaves_the_group_and_its_mean(desk):
     lost = "g0000000-01"
     play(desk, lambda lease: {"outcome": Outcome.INFRA, "reward": 0.0} if lease.rollout == lost else {})
+    assert desk.batch(0) is None  # it may still be replaced
+    until_the_deadline(desk)
     batch = desk.batch(0)
     assert batch is not None
     members = [item for item in batch.items if item.group == "g0000000"]
@@ -70,6 +79,25 @@ def test_infra_leaves_the_group_and_its_mean(desk):
     assert [item.advantage for item in members] == pytest.approx([1 / 3, 1 / 3, -2 / 3])  # rewards 1, 1, 0
     assert len(batch.items) == batch.rollouts == 7
     assert batch.solve_rate == pytest.approx(4 / 7)
+
+
+def test_a_member_that_ends_as_infra_is_replaced(desk):
+    play(desk, lambda lease: {"outcome": Outcome.INFRA} if lease.rollout == "g0000000-01" else {})
+    replaced = desk.flow.lease("w1", 100)
+    assert [lease.rollout for lease in replaced] == ["g0000000-01r1"]
+    desk.flow.receive(answer(replaced[0], "w1"))
+    batch = desk.batch(0)
+    assert batch is not None and len(batch.items) == 8
+    assert "g0000000-01r1" in {item.rollout for item in batch.items}
+
+
+def test_a_member_that_always_ends_as_infra_is_not_replaced_for_ever(desk):
+    play(desk, lambda lease: {"outcome": Outcome.INFRA} if lease.rollout == "g0000000-01" else {})
+    for _ in range(20):
+        desk.clock.now += 1.0
+        play(desk, lambda lease: {"outcome": Outcome.INFRA} if lease.group == "g0000000" else {})
+    group = desk.flow.training["g0000000"]
+    assert group.finished and not group.short and group.slots[1].attempts == MAX_FAILED
 
 
 def test_other_outcomes_stay(desk):
@@ -81,8 +109,8 @@ def test_other_outcomes_stay(desk):
 
 def test_too_few_survivors_drop_the_group_and_its_place_is_filled(desk):
     play(desk, lambda lease: {"outcome": Outcome.INFRA} if lease.rollout[:-1] == "g0000001-0" else {})
-    assert desk.fates() == {1: ("dropped", None, "infra")}
-    desk.clock.now += 60  # four infra outcomes in a row hold the engine for a moment
+    until_the_deadline(desk)
+    assert desk.fates() == {1: ("dropped", None, "deadline")}
     play(desk)
     batch = desk.batch(0)
     assert batch is not None and {item.group for item in batch.items} == {"g0000000", "g0000002"}
@@ -98,7 +126,7 @@ def test_equal_rewards_are_counted_not_trained(desk):
     assert desk.fates() == {0: ("batched", 0, ""), 1: ("batched", 0, "")}
 
 
-def test_all_equal_waits_for_signal(desk):
+def test_ASY_8_all_equal_waits_for_signal(desk):
     play(desk, lambda lease: {"reward": 1.0})
     assert desk.batch(0) is None
     play(desk)  # two more are let in
@@ -156,6 +184,19 @@ def test_oldest_first(tmp_path):
     assert batch is not None and {item.group for item in batch.items} == {"g0000001"}
     assert batch.staleness == [1] * 4
     desk.close()
+
+
+def test_GRP_10_no_two_members_draw_alike(tmp_path):
+    """Neither within a group, nor in two groups, nor for two workers: and each draws the same in another run."""
+    drawn = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        desk = Desk(tmp_path / name, configuration(max_staleness=0, groups_per_step=4, group_size=8))
+        desk.begin()
+        leases = desk.flow.lease("w0", 16) + desk.flow.lease("w1", 16)
+        drawn.append({lease.rollout: lease.sampling.seed for lease in leases})
+        desk.close()
+    assert len(drawn[0]) == 32 == len(set(drawn[0].values())) and drawn[0] == drawn[1]
 
 
 def test_shuffled_control_keeps_the_group_and_moves_the_rewards(tmp_path):

@@ -9,13 +9,25 @@ import numpy as np
 import pytest
 import torch
 
+from stretto.engine.sampler import kept
 from stretto.model.attention import PackedCausal
 from stretto.model.checkpoint import random_init
 from stretto.model.logprobs import token_logprobs
 from stretto.model.spec import ModelSpec
 from stretto.model.transformer import Transformer
-from stretto.records import NOT_SAMPLED, Batch, BatchItem, Outcome, Rollout, Segment, encode
-from stretto.trainer.loop import geometry
+from stretto.records import (
+    NOT_SAMPLED,
+    Batch,
+    BatchItem,
+    Outcome,
+    Rollout,
+    RouteChunk,
+    Segment,
+    SupportChunk,
+    encode,
+)
+from stretto.support import Support
+from stretto.trainer.learner import geometry
 from stretto.trainer.samples import Prepared, prepare
 
 SPEC = ModelSpec(
@@ -53,9 +65,17 @@ def model() -> Transformer:
 
 @torch.no_grad()
 def play_segment(
-    model: Transformer, rng: np.random.Generator, version: int, prompt: int, answer: int, temperature: float = 1.0
+    model: Transformer,
+    rng: np.random.Generator,
+    version: int,
+    prompt: int,
+    answer: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
 ) -> Segment:
-    """Random prompt, two random "sampled" turns with an observation between; scored by the model as an engine would."""
+    """Random prompt, two random "sampled" turns with an observation between; scored by the model as an engine would.
+    Under top-p or top-k a token that was cut off counts as kept, as it is random."""
     observation = 2
     tokens = prompt + 2 * answer + observation
     ids = rng.integers(0, model.spec.vocab_size, tokens)
@@ -64,19 +84,29 @@ def play_segment(
     sampled[prompt + answer + observation :] = True
     ids_T = torch.from_numpy(ids)
     output = model(ids_T, torch.arange(tokens), PackedCausal([tokens]), capture=True)
-    logp, _ = token_logprobs(model, output.hidden_TD[:-1], ids_T[1:], temperature)
+    support = None
+    if top_p < 1 or top_k:
+        kept_TV = kept(model.logits(output.hidden_TD[:-1]) / temperature, top_p, top_k)
+        support = Support.of(kept_TV.scatter(1, ids_T[1:, None], True).numpy())
+    logp, _ = token_logprobs(model, output.hidden_TD[:-1], ids_T[1:], temperature, support)
     logprobs = np.full(tokens, np.nan, "<f4")
     logprobs[sampled] = np.concatenate([[0.0], logp.numpy()])[sampled]
-    routes = output.routes_TLK.numpy().astype("u1")
-    routes[-1] = 255  # the last token has not been through the network
+    routes = output.routes_TLK[:-1].numpy().astype("u1")  # the last token has not been through the network
+    ids = ids.astype("<i4")
+    turns = np.flatnonzero(sampled)[:answer], np.flatnonzero(sampled)[answer:]
     return Segment(
-        ids=ids.astype("<i4").tobytes(),
+        ids=ids.tobytes(),
         logprobs=logprobs.tobytes(),
         versions=np.where(sampled, version, NOT_SAMPLED).astype("<i4").tobytes(),
-        routes=routes.tobytes(),
+        support=None if support is None else [_of(support, turn - 1) for turn in turns],
+        routes=[RouteChunk.seal(0, ids[:-1], routes)],
         route_shape=model.spec.route_shape,
         route_bits=8,
     )
+
+
+def _of(support: Support, tokens: np.ndarray) -> SupportChunk:
+    return Support.of(support.mask(0, len(support))[tokens]).seal()
 
 
 @dataclass
@@ -98,6 +128,8 @@ class Maker:
     model: Transformer
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
 
     def batch(
         self, version: int = 0, groups: int = 2, size: int = 4, segments: int = 1, sampled_by: int | None = None
@@ -109,7 +141,15 @@ class Maker:
             for member in range(size):
                 name = f"v{version}-g{group}-{member}"
                 parts = [
-                    play_segment(self.model, self.rng, sampled_by, *self.rng.integers(2, 12, 2), self.temperature)
+                    play_segment(
+                        self.model,
+                        self.rng,
+                        sampled_by,
+                        *self.rng.integers(2, 12, 2),
+                        self.temperature,
+                        self.top_p,
+                        self.top_k,
+                    )
                     for _ in range(segments)
                 ]
                 rollouts.append(rollout(name, parts, reward=float(rewards[member])))
@@ -136,7 +176,9 @@ class Maker:
         return Data(batch, rollouts)
 
     def prepare(self, data: Data, **changes: object) -> Prepared:
-        settings = {"max_staleness": 2, "replay": True, "normalizer": "constant", "budget": 64, **changes}
+        truncated = self.top_p < 1 or self.top_k > 0
+        defaults = {"max_staleness": 2, "replay": True, "normalizer": "constant", "budget": 64, "truncated": truncated}
+        settings = {**defaults, **changes}
         return prepare(data.batch, data.payloads, geometry(self.model.spec), **settings)  # type: ignore[arg-type]
 
 

@@ -4,8 +4,10 @@ rollouts, and SIGTERM."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +25,7 @@ import pytest
 from stretto.config import Config, dump, parse
 from stretto.model import checkpoint as huggingface
 from stretto.records import PAUSED_HEADER, Batch, Trained, decode, encode
+from stretto.trainer.checkpoint import CheckpointError
 from stretto.trainer.client import OrchestratorError
 from stretto.trainer.loop import TrainerError, train
 from stretto.trainer.publishing import bf16_bits
@@ -42,6 +45,7 @@ class Peer:
     batches: dict[int, Batch] = field(default_factory=dict)
     calls: list[tuple[str, int]] = field(default_factory=list)
     chain: str = ""
+    committed: int | None = None  # what the ledger says
     heads: list[int] = field(default_factory=list)  # HEAD's version each time the trainer commits or starts
     unavailable: int = 0  # so many requests are answered by closing the connection
     paused: int = 0  # so many requests for a batch are answered while training is paused
@@ -54,11 +58,12 @@ class Peer:
     def post(self, path: str, body: bytes) -> None:
         if path == "/version":
             said = json.loads(body)
-            self.chain = said["chain"]
+            self.chain, self.committed = said["chain"], said["version"]
             self.calls.append(("version", said["version"]))
         else:
             said = decode(body, Trained)
             assert said.version == said.batch + 1
+            self.committed = said.version
             self.calls.append(("trained", said.version))
         self.heads.append(self.head())
 
@@ -83,6 +88,9 @@ def peer(tmp_path):
 
         def do_GET(self):
             if self.lost():
+                return
+            if self.path == "/status":
+                self.answer(200, json.dumps({"version": peer.committed, "chain": peer.chain}).encode())
                 return
             peer.paused -= 1
             if peer.paused >= 0:
@@ -155,7 +163,7 @@ def equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
-def test_batches_become_versions(run, peer, maker):
+def test_ASY_4_batches_become_versions(run, peer, maker):
     start = bf16_bits(maker.model)
     for version in range(4):
         give(peer, maker.batch(version=version, sampled_by=max(0, version - 1)))
@@ -184,28 +192,89 @@ def test_batches_become_versions(run, peer, maker):
     assert {key.split("/")[1] for key in peer.store.list("weights")} == {"run-0"}
 
 
-def test_twice_two_steps_equal_four_bit_for_bit(run, peer, maker, tmp_path):
+def test_LED_2_twice_two_steps_equal_four_bit_for_bit(run, peer, maker):
     for version in range(4):
         give(peer, maker.batch(version=version))
     train(config(run), run, peer.url)
     whole = weights(peer)
     state = (run / "checkpoints" / "v000004" / "resume" / "state.safetensors").read_bytes()
 
-    for path in (run / "checkpoints").rglob("*"):
-        if path.is_file():
-            path.unlink()
+    forget(run, peer)
     train(config(run, steps=2), run, peer.url)
     assert (peer.calls[-1], peer.chain) == (("trained", 2), "run-1")
     peer.calls.clear()
     train(config(run), run, peer.url)
-    assert peer.calls[0] == ("version", 2) and peer.chain == "run-2"
+    assert peer.calls[0] == ("trained", 2) and set(peer.calls[1:]) == set(calls_of(2, 3))
+    assert peer.chain == "run-1", "it goes on with the chain it left"
     assert equal(weights(peer), whole)
     assert (run / "checkpoints" / "v000004" / "resume" / "state.safetensors").read_bytes() == state
     assert (run / "checkpoints" / "v000004" / "tokenizer.json").read_text() == "{}"
-    # A run that is complete only publishes what it has.
+    # A run that is complete has nothing to say but that.
     peer.calls.clear()
     train(config(run), run, peer.url)
-    assert peer.calls == [("version", 4)] and equal(weights(peer), whole)
+    assert peer.calls == [("trained", 4)] and equal(weights(peer), whole)
+
+
+def calls_of(*versions: int) -> list[tuple[str, int]]:
+    return [call for version in versions for call in (("batch", version), ("trained", version + 1))]
+
+
+def forget(run: Path, peer: Peer) -> None:
+    """As if the run had not begun; the batches stay."""
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").unlink()
+    peer.chain, peer.committed = "", None
+
+
+def test_LED_3_versions_after_the_checkpoint_are_made_again_and_go_on_the_same_chain(run, peer, maker):
+    for version in range(4):
+        give(peer, maker.batch(version=version))
+    train(config(run), run, peer.url)
+    whole, chain = weights(peer), peer.chain
+    peer.calls.clear()
+
+    # Killed at version 3, whose last checkpoint was that of version 2 (the later ones are taken away).
+    forget(run, peer)
+    train(config(run, steps=3, checkpoint_every=2), run, peer.url)
+    (run / "checkpoints" / "latest").write_text("v000002")
+    published = [line["version"] for line in lines(run, "publish")]
+    peer.calls.clear()
+    train(config(run), run, peer.url)
+    assert peer.calls[:2] == [("batch", 2), ("trained", 3)], (
+        "the batch after the checkpoint again, then HEAD is compared"
+    )
+    assert peer.calls[2:] == calls_of(3)
+    assert equal(weights(peer), whole) and chain != peer.chain == "run-1"
+    assert [line["version"] for line in lines(run, "publish")] == [*published, 4], "nothing is published twice"
+    assert [line["version"] for line in lines(run, "step")] == [1, 2, 3, 4], "nor said twice"
+    assert any("made again from the checkpoint of version 2" in line["text"] for line in lines(run, "event"))
+
+
+def test_a_version_that_was_published_but_not_committed_is_committed_first(run, peer, maker):
+    for version in range(4):
+        give(peer, maker.batch(version=version))
+    train(config(run, steps=2), run, peer.url)
+    peer.committed = 1  # the word was lost with the process: HEAD is ahead of the ledger
+    shutil.rmtree(run / "checkpoints")
+    peer.calls.clear()
+    train(config(run, steps=3), run, peer.url)
+    assert peer.calls == [("batch", 0), ("batch", 1), ("trained", 2), *calls_of(2)]
+
+
+def test_a_published_version_never_comes_to_mean_other_weights(run, peer, maker):
+    """As on hardware that adds in another order each time; here the learning rate was changed in between."""
+    for version in range(3):
+        give(peer, maker.batch(version=version))
+    train(config(run, steps=2), run, peer.url)
+    old = weights(peer)
+    shutil.rmtree(run / "checkpoints")
+    peer.calls.clear()
+    train(config(run, steps=2, lr=2e-3), run, peer.url)
+    assert peer.calls == [("batch", 0), ("batch", 1), ("trained", 2)] and peer.chain == "run-0"
+    assert equal(weights(peer), old)
+    assert equal(bf16_bits(huggingface.load(run / "checkpoints" / "v000002")), old), "it trains what is served"
+    (alarm,) = [line["text"] for line in lines(run, "event") if line.get("alarm") and "made again" in line["text"]]
+    assert "goes on from the published one" in alarm and "run-0" in alarm
 
 
 def test_a_batch_without_signal_is_a_version_of_equal_weights(run, peer, maker):
@@ -265,6 +334,95 @@ def test_a_step_that_is_not_finite_is_skipped_alarmed_and_kept(run, peer, maker)
     kept = run / "rejected" / "v000000"
     assert decode((kept / "batch.msgpack").read_bytes(), Batch) == peer.batches[0]
     assert len(list(kept.iterdir())) == 1 + len(peer.batches[0].items)
+
+
+def test_the_guard_is_said_once_and_counts_on_after_a_restart(run, peer, maker):
+    """Rollouts of another policy than they say: every token is far away. Smaller steps, one sentence."""
+    give(peer, maker.batch(version=0))
+    for version in range(1, 4):
+        give(peer, far(maker.batch(version=version, sampled_by=version - 1)))
+    train(config(run, steps=2), run, peer.url)
+    train(config(run, steps=4), run, peer.url)
+    slowed = [line["text"] for line in lines(run, "event") if "trainer.guard (0.05)" in line["text"]]
+    assert len(slowed) == 2 and "step to version 2: the policy has moved by 0." in slowed[0]  # once per start
+    scales = [line["lr_scale"] for line in lines(run, "step")]
+    assert 1.0 == scales[0] > scales[1] > scales[2] > scales[3] > 0, "it does not start again at 1 after the restart"
+    assert {line["lr"] for line in lines(run, "step")} == {5e-4, 1e-3}, "the schedule is logged as it is"
+
+
+def far(data):
+    """The batch, had each token been less than half as likely when it was sampled."""
+    rollouts = []
+    for rollout in data.rollouts:
+        segments = []
+        for segment in rollout.segments:
+            logprobs = (segment.logprobs_T - 0.8).astype("<f4").tobytes()
+            segments.append(msgspec.structs.replace(segment, logprobs=logprobs))
+        rollouts.append(msgspec.structs.replace(rollout, segments=segments))
+    data.rollouts = rollouts
+    return data
+
+
+def test_a_missing_checkpoint_is_said(run, peer, maker):
+    """Never a silent start from the base model."""
+    for version in range(4):
+        give(peer, maker.batch(version=version))
+    train(config(run, checkpoint_every=1), run, peer.url)
+    (run / "checkpoints" / "latest").unlink()
+    train(config(run), run, peer.url)
+    said = [line["text"] for line in lines(run, "event") if line.get("alarm") and "checkpoint" in line["text"]]
+    assert len(said) == 1 and "latest is missing" in said[0] and "goes on from" in said[0] and "v000004" in said[0]
+
+    for path in (run / "checkpoints").glob("v*"):
+        (path / "resume" / "state.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="no other whole checkpoint"):
+        train(config(run), run, peer.url)
+
+    shutil.rmtree(run / "checkpoints")
+    train(config(run), run, peer.url)
+    said = [line["text"] for line in lines(run, "event") if line.get("alarm") and "checkpoint" in line["text"]]
+    assert "holds no checkpoint, though this run has trained before" in said[1]
+
+
+def hotter(data):
+    """The rollouts as an engine would have sampled them at another temperature than it says."""
+    rollouts = []
+    for rollout in data.rollouts:
+        (segment,) = rollout.segments
+        logprobs = (2.5 * segment.logprobs_T).astype("<f4").tobytes()
+        rollouts.append(
+            msgspec.structs.replace(rollout, segments=[msgspec.structs.replace(segment, logprobs=logprobs)])
+        )
+    return dataclasses.replace(data, rollouts=rollouts)
+
+
+def test_ENG_9_the_first_batch_decides_whether_engine_and_trainer_compute_the_same_policy(run, peer, maker):
+    give(peer, hotter(maker.batch(version=0)))
+    with pytest.raises(TrainerError, match="do not compute the same policy") as caught:
+        train(config(run), run, peer.url)
+    assert "k3 is" in str(caught.value) and "temperature" in str(caught.value)
+    assert peer.head() == 0 and ("trained", 1) not in peer.calls and not (run / "checkpoints").exists()
+
+
+def test_ENG_9_a_difference_that_comes_later_is_an_alarm(run, peer, maker):
+    give(peer, maker.batch(version=0))
+    give(peer, hotter(maker.batch(version=1)))
+    train(config(run, steps=2, mismatch_every=1), run, peer.url)
+    said = [line["text"] for line in lines(run, "event") if line.get("alarm")]
+    assert any(text.startswith("step to version 2:") and "jumped" in text for text in said)
+    assert any("more than twice or less than half" in text for text in said)
+
+
+def test_each_step_says_how_well_engine_and_trainer_agree_by_lag(run, peer, maker):
+    give(peer, maker.batch(version=0))
+    give(peer, maker.batch(version=1, sampled_by=0))
+    train(config(run, steps=2), run, peer.url)
+    first, second = (line["agreement"] for line in lines(run, "step"))
+    assert set(first) == {"all", "0"} and set(second) == {"all", "1"}
+    assert first["0"]["k3"] < 1e-9 < second["1"]["k3"] and first["0"]["coverage"] == 1.0
+    assert {"k1", "mean_dlogp", "p99_dlogp", "max_dlogp", "mean_dp", "f2", "disagreement", "replaced"} <= set(
+        first["0"]
+    )
 
 
 def test_three_such_steps_in_a_row_end_the_run(run, peer, maker):

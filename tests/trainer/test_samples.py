@@ -4,7 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from stretto.records import Outcome
+from stretto.records import Outcome, RouteChunk
+from stretto.support import Support
 from stretto.trainer.samples import UNKNOWN, BatchError
 
 
@@ -38,10 +39,65 @@ def test_segments_of_one_rollout_weigh_one_together(maker):
 
 def test_unknown_rows_become_minus_one(maker):
     data = maker.batch()
-    routes = data.rollouts[0].segments[0].routes_TLK.copy()
+    segment = data.rollouts[0].segments[0]
+    routes = segment.routes_TLK.copy()
     routes[:3] = 255
-    sample = maker.prepare(changed(data, routes=routes.tobytes())).samples[0]
+    sample = maker.prepare(changed(data, routes=[RouteChunk.seal(0, segment.ids_T, routes)])).samples[0]
     assert (sample.routes_TLK[:3] == UNKNOWN).all() and (sample.routes_TLK[3:] >= 0).all()
+
+
+def test_ENG_5_supports_are_those_of_the_sampled_tokens(maker):
+    maker.top_p = 0.7
+    data = maker.batch(segments=2)
+    for rollout, sample in zip([r for r in data.rollouts for _ in range(2)][2:4], maker.prepare(data).samples[2:4]):
+        assert sample.rollout == rollout.id
+        assert len(sample.support) == len(sample.targets_N) and sample.support.contains(sample.targets_N).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda s: None, "nothing says which tokens were left"),
+        (lambda s: s.support[:1], "supports: streams of one rollout disagree"),
+        (lambda s: s.support[::-1], "not in the set it is said to be drawn from|disagree"),
+        (lambda s: [msgspec.structs.replace(c, sets=c.sets[:-2]) for c in s.support], "can't be decompressed"),
+        (lambda s: [_full(c.count, 65) for c in s.support], "over 65 tokens, the model's vocabulary has 64"),
+        (lambda s: [_full(s.support[0].count, 64), _full(s.support[1].count, 63)], "can't be joined"),
+    ],
+)
+def test_ENG_5_supports_that_do_not_fit_are_refused_by_name(maker, change, sentence):
+    maker.top_k = 2
+    data = maker.batch()
+    data = changed(data, support=change(data.rollouts[0].segments[0]))
+    with pytest.raises(BatchError, match=f"rollout v0-g0-0.*({sentence})"):
+        maker.prepare(data)
+
+
+def _full(count, vocab):
+    return Support.of(np.ones((count, vocab), bool)).seal()
+
+
+def test_RPL_2_routes_made_for_other_tokens_are_refused_by_name(maker):
+    """Every stream as long as it should be, ids one off: only the seal knows."""
+    data = maker.batch()
+    ids = np.roll(data.rollouts[0].segments[0].ids_T, 1)
+    with pytest.raises(BatchError, match="rollout v0-g0-0, segment 0: .* were made for other tokens"):
+        maker.prepare(changed(data, ids=ids.tobytes()))
+
+
+def test_RPL_4_replay_is_on_and_no_routes_arrive(maker):
+    """Not a step is made on routes that nobody sent, whether an engine says so or sends filler."""
+    data = maker.batch()
+    for n, rollout in enumerate(data.rollouts):
+        (segment,) = rollout.segments
+        unknown = np.full_like(segment.routes_TLK, 255)
+        chunk = RouteChunk.seal(0, segment.ids_T, unknown)
+        data.rollouts[n] = msgspec.structs.replace(rollout, segments=[msgspec.structs.replace(segment, routes=[chunk])])
+    with pytest.raises(BatchError, match="not one route in the batch of version 0 is known"):
+        maker.prepare(data)
+    with pytest.raises(BatchError, match="returns no routes needs trainer.replay = false"):
+        maker.prepare(changed(data, routes=[], route_shape=(0, 0)))
+    assert maker.prepare(data, replay=False).samples[0].routes_TLK is None
 
 
 def test_zero_advantage_needs_no_forward_but_counts(maker):
@@ -74,9 +130,10 @@ def test_a_batch_of_more_items_than_rollouts_is_refused(maker):
 
 def route_change(change):
     def apply(data):
-        routes = data.rollouts[0].segments[0].routes_TLK.copy()
+        segment = data.rollouts[0].segments[0]
+        routes = segment.routes_TLK.copy()
         change(routes)
-        return changed(data, routes=routes.tobytes())
+        return changed(data, routes=[RouteChunk.seal(0, segment.ids_T, routes)])
 
     return apply
 
@@ -126,7 +183,7 @@ def nan_logprob(data):
             lambda d: changed(d, ids=np.full(len(d.rollouts[0].segments[0].ids_T), 64, "<i4").tobytes()),
             "id 64, outside",
         ),
-        (lambda d: changed(d, route_shape=(0, 0), routes=b""), "trainer.replay = false"),
+        (lambda d: changed(d, route_shape=(0, 0), routes=[]), "trainer.replay = false"),
         (route_change(lambda r: r.__setitem__((1, 0, 0), 9)), "expert 9 of 4"),
         (route_change(lambda r: r.__setitem__((1, 0, 0), 255)), "only partly known"),
         (route_change(lambda r: r.__setitem__(1, 0)), "an expert twice"),

@@ -48,7 +48,7 @@ def test_learning_raises_the_probability_of_what_was_rewarded(maker):
     assert gain[micro.advantage_N > 0].mean() > 0.05 and gain[micro.advantage_N < 0].mean() < -0.05
 
 
-def test_replay_forces_experts_and_keeps_the_routers_gradient(maker):
+def test_RPL_7_replay_forces_experts_and_keeps_the_routers_gradient(maker):
     data = maker.batch()
     samples = maker.prepare(data).samples
     swapped = [dataclasses.replace(s, routes_TLK=(s.routes_TLK + 1) % 4) for s in samples]
@@ -64,7 +64,7 @@ def test_replay_forces_experts_and_keeps_the_routers_gradient(maker):
         assert layer.mlp.gate.weight.grad.abs().max() > 0
 
 
-def test_unknown_rows_route_freely(maker):
+def test_RPL_6_unknown_rows_route_freely(maker):
     samples = maker.prepare(maker.batch()).samples
     unknown = [dataclasses.replace(s, routes_TLK=np.full_like(s.routes_TLK, UNKNOWN)) for s in samples]
     with torch.no_grad():
@@ -131,7 +131,7 @@ def test_abandoning_between_micro_batches_changes_nothing(maker):
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-def test_temperature_is_that_of_the_engine(maker, temperature):
+def test_ENG_6_temperature_is_that_of_the_engine(maker, temperature):
     """Log-probs are of the tempered distribution on both sides."""
     maker.temperature = temperature
     micro = join(maker.prepare(maker.batch()).samples)
