@@ -44,7 +44,7 @@ def stretto(root: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=root, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 
 
-def end(process: subprocess.Popen[str], seconds: float = 120.0) -> str:
+def end(process: subprocess.Popen[str], seconds: float = 300.0) -> str:
     """What it said until its end; a run that does not end is interrupted as with Ctrl-C."""
     try:
         return process.communicate(timeout=seconds)[0]
@@ -95,27 +95,34 @@ def test_a_run_from_configuration_to_report(tmp_path: Path) -> None:
     assert "without a batch" not in said and "Traceback" not in said and len(said.splitlines()) < 60
 
 
-def test_a_killed_trainer_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
-    """Without held-out tasks, so that this also is the run that has nothing to evaluate."""
+def test_ASY_14_a_killed_trainer_is_named_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    """Where nothing is started again. Without held-out tasks, so that this also is a run with nothing to evaluate."""
     run = tmp_path / "runs" / "x"
     more = ["trainer.steps=99", "trainer.checkpoint_every=1", "tasks.heldout=0", "tasks.new_templates=0"]
+    more += ["launch.restarts=0"]
     process = stretto(tmp_path, "train", "--name", "x", *TINY, *more, "launch.clusters=1")
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 300
         while len(of_kind(run, "step")) < 2:
             assert process.poll() is None and time.monotonic() < deadline, "no step was made"
             time.sleep(0.1)
         assert len(processes(tmp_path)) >= 6  # launcher, orchestrator, trainer, worker, engine, follower
-        pid = json.loads((run / "pids.json").read_text())["children"]["trainer"]["pid"]
+        said = json.loads(end(stretto(tmp_path, "status", "x", "--json")))
+        roles = {process["role"] for process in said["processes"].values()}
+        assert roles == {"orchestrator", "trainer", "worker", "engine", "follower"} and said["running"]
+        assert {process["health"] for process in said["processes"].values()} == {"ready"}, said["processes"]
+        assert all(process["answered_seconds_ago"] < 60 for process in said["processes"].values())
+        assert said["ledger"]["ordinals"]["opened"] >= 4 and said["orchestrator"]["flowing"]
+        pid = said["processes"]["trainer"]["pid"]
         os.kill(pid, signal.SIGKILL)
     finally:
-        said = end(process, seconds=60.0)
+        said = end(process, seconds=120.0)
     assert process.returncode == 1, said
-    assert "trainer was killed by SIGKILL" in said and "stretto train --resume x" in said, said
+    assert "trainer was killed by SIGKILL" in said and "stretto resume x" in said, said
     assert "no tasks are held out, so nothing is evaluated" in said
     assert processes(tmp_path) == []
 
-    process = stretto(tmp_path, "train", "--resume", "x", "trainer.steps=4")
+    process = stretto(tmp_path, "resume", "x", "trainer.steps=4")
     said = end(process)
     assert process.returncode == 0, said
     tree = json.loads((run / "summary.json").read_text())

@@ -20,21 +20,27 @@ class Unanswered(RuntimeError):
     """The service at this URL did not answer, or refused; the text says which and why."""
 
 
-def ask(url: str, body: Any = None, timeout: float = 10.0, raw: bytes | None = None) -> dict[str, Any]:
+class Refused(Unanswered):
+    """It answered, and said no: asking again is no use."""
+
+
+def ask(
+    url: str, body: Any = None, timeout: float = 10.0, raw: bytes | None = None, method: str | None = None
+) -> dict[str, Any]:
     """GET, or POST when there is a body (`body` as JSON, `raw` as msgpack); the JSON answer, {} when it is empty.
 
     Raises Unanswered with a sentence that names the URL.
     """
     data = raw if raw is not None else json.dumps(body).encode() if body is not None else None
     kind = "application/msgpack" if raw is not None else "application/json"
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": kind})
+    request = urllib.request.Request(url, data=data, headers={"Content-Type": kind}, method=method)
     try:
         with _DIRECT.open(request, timeout=timeout) as answer:
             text = answer.read()
         tree = json.loads(text) if text.strip() else {}
     except urllib.error.HTTPError as error:
         said = error.read().decode("utf-8", "replace").strip()[:500]
-        raise Unanswered(f"{url} refused ({error.code}): {said or error.reason}") from error
+        raise Refused(f"{url} refused ({error.code}): {said or error.reason}") from error
     except (OSError, http.client.HTTPException) as error:
         raise Unanswered(f"{url} did not answer: {getattr(error, 'reason', None) or error}") from error
     except ValueError as error:
@@ -69,6 +75,10 @@ class Orchestrator:
     def pause(self) -> None:
         """Stop training leases; what is in flight ends."""
         ask(f"{self.url}/pause", {})
+
+    def worker_left(self, name: str) -> None:
+        """A worker is known to be dead: its leases go to others at once."""
+        ask(f"{self.url}/worker?name={name}", method="DELETE", timeout=2.0)
 
     def version(self, version: int, chain: str) -> None:
         ask(f"{self.url}/version", {"version": version, "chain": chain})

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from stretto.config import Config, load
-from stretto.engine.fit import fitting
+from stretto.engine.fit import fitting, whole
 from stretto.grading.oracle import try_references
 from stretto.launch import run_folder
 from stretto.launch.client import Evaluation, Orchestrator, Unanswered, ask
@@ -54,6 +54,7 @@ def evaluate(
         _health(model)
     else:
         fitting(config.model.folder, config.engine)
+        whole(config.model.folder)
     found = _tasks(tasks, split, count, config.run.seed)
     if tasks != "repair":
         asyncio.run(try_references(found, config.grading, config.sandbox))

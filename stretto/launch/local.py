@@ -5,6 +5,7 @@
     child = processes.start("engine-0", service("engine", port=port, ...), url=f"http://127.0.0.1:{port}")
     processes.wait_ready([child])      # the error names who did not answer by the deadline, with its last lines
     processes.check()                  # raises when any of them is dead
+    processes.revive()                 # or: starts again those that died, raises when one dies too often
     processes.stop()                   # SIGTERM, then SIGKILL, grandchildren too
 
 Nothing outlives the launcher: each child leads its own process group, which `stop` ends, and dies with its parent
@@ -30,7 +31,8 @@ from typing import Any
 import psutil
 
 from stretto.launch.client import Unanswered, ask
-from stretto.launch.service import PARENT
+from stretto.launch.restarts import Restarts
+from stretto.launch.service import FINAL, PARENT
 
 LAST_LINES = 6
 
@@ -46,13 +48,27 @@ class Child:
     log: Path
     url: str | None
     may_finish: bool  # ending with exit code 0 is its job done, not a failure
+    command: list[str]
+    threads: int = 1
     log_start: int = 0  # bytes in the log before this process: those of an earlier start
     details: dict[str, Any] = field(default_factory=dict)
+    restarts: int = 0
+    due: float | None = None  # it died and is started again at this time (monotonic)
 
     @property
     def exit_code(self) -> int | None:
         """None while it runs."""
         return self.process.poll()
+
+    @property
+    def dead(self) -> bool:
+        """It ended, and should not have."""
+        return self.exit_code is not None and not (self.exit_code == 0 and self.may_finish)
+
+    def end(self) -> str:
+        """How it ended, for a sentence."""
+        code = self.exit_code or 0
+        return f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
 
     def last_lines(self) -> str:
         """The end of its log, indented for an error message; our own sentence alone, where it ended with one."""
@@ -67,15 +83,22 @@ class Child:
 
 
 class Processes:
-    """Children of one run; `run` gets logs/ and pids.json. `started` is called with each new child."""
+    """Children of one run; `run` gets logs/ and pids.json. `started` is called with each new child, also with one that
+    is started again; `died` with one that will be."""
 
     def __init__(
-        self, run: Path, start_seconds: float = 120.0, started: Callable[[Child], None] = lambda child: None
+        self,
+        run: Path,
+        start_seconds: float = 120.0,
+        started: Callable[[Child], None] = lambda child: None,
+        died: Callable[[Child], None] = lambda child: None,
+        restarts: Restarts | None = None,
     ) -> None:
         self.run = run
         self.start_seconds = start_seconds
         self.children: list[Child] = []
-        self._started = started
+        self._started, self._died = started, died
+        self._restarts = restarts or Restarts(0, 1.0)
         (run / "logs").mkdir(parents=True, exist_ok=True)
 
     def start(
@@ -89,34 +112,51 @@ class Processes:
     ) -> Child:
         """Start a child; must be called from the main thread, whose end is what the child dies with."""
         log = self.run / "logs" / f"{name}.log"
-        environment = os.environ | {PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-        for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            environment[variable] = str(threads)
-        with log.open("ab") as output:
-            log_start = output.tell()
-            process = subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-        child = Child(name, process, log, url, may_finish, log_start, details)
+        process, log_start = _spawn(command, log, threads)
+        child = Child(name, process, log, url, may_finish, list(command), threads, log_start, details)
         self.children.append(child)
         self._write_pids()
         self._started(child)
         return child
 
+    def again(self, child: Child, command: Sequence[str] | None = None) -> None:
+        """Start a child again, perhaps with another command; ends it first if it lives. From the main thread."""
+        _end([child], grace=5.0)
+        child.command = list(command or child.command)
+        child.process, child.log_start = _spawn(child.command, child.log, child.threads)
+        child.due = None
+        child.restarts += 1
+        self._write_pids()
+        self._started(child)
+
     def check(self) -> None:
         """Raise LaunchError if any child is dead that should be alive."""
         for child in self.children:
-            code = child.exit_code
-            if code is None or (code == 0 and child.may_finish):
-                continue
-            how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
-            full = f"no space is left below {self.run}: make room first. " if _full(self.run) else ""
-            raise LaunchError(f"{full}{child.name} {how}. Its last lines ({child.log}):\n{child.last_lines()}")
+            if child.dead:
+                raise self._fatal(child)
+
+    def revive(self) -> None:
+        """Start dead children again, each after its back-off; call it often. Raises LaunchError when one died too
+        often, or said that starting it again is no use."""
+        now = time.monotonic()
+        for child in self.children:
+            if child.due is not None:
+                if now >= child.due:
+                    self.again(child)
+            elif child.dead:
+                wait = None if child.exit_code == FINAL or _full(self.run) else self._restarts.died(child.name, now)
+                if wait is None:
+                    raise self._fatal(child)
+                child.due = now + wait
+                self._died(child)
+
+    def _fatal(self, child: Child) -> LaunchError:
+        full = f"no space is left below {self.run}: make room first. " if _full(self.run) else ""
+        limit, count = self._restarts.limit, self._restarts.counts[child.name]
+        often = f", its death number {count} (launch.restarts is {limit})" if limit and count > limit else ""
+        return LaunchError(
+            f"{full}{child.name} {child.end()}{often}. Its last lines ({child.log}):\n{child.last_lines()}"
+        )
 
     def wait_ready(self, children: Iterable[Child], tick: Callable[[], None] = lambda: None) -> None:
         """Return when every child's /health says it is ready; `tick` is called between tries."""
@@ -155,7 +195,13 @@ class Processes:
         tree = {
             "launcher": os.getpid(),
             "children": {
-                child.name: {"pid": child.process.pid, "url": child.url, "log": str(child.log), **child.details}
+                child.name: {
+                    "pid": child.process.pid,
+                    "url": child.url,
+                    "log": str(child.log),
+                    "restarts": child.restarts,
+                    **child.details,
+                }
                 for child in self.children
             },
         }
@@ -184,6 +230,24 @@ def free_port(host: str, wanted: int = 0) -> int:
                 raise LaunchError(f"port {wanted} on {host} is taken; give another one with --port") from error
             raise LaunchError(f"cannot bind to {host}: {error.strerror}; set launch.host to an own address") from error
         return probe.getsockname()[1]
+
+
+def _spawn(command: Sequence[str], log: Path, threads: int) -> tuple[subprocess.Popen[bytes], int]:
+    """The process, and where in the log its lines begin."""
+    environment = os.environ | {PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        environment[variable] = str(threads)
+    with log.open("ab") as output:
+        log_start = output.tell()
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    return process, log_start
 
 
 def _end(wave: list[Child], grace: float) -> None:

@@ -20,6 +20,8 @@ TRAIN = "train"
 HELD = ("heldout", "new_templates")
 SPLITS = (TRAIN, *HELD)
 FREE_BYTES = 200 * 2**20
+"""Free space a new run must find; one of a small model that goes on needs less."""
+ROLLOUT_BYTES = 16 * 2**20
 FIXED = ("run", "model", "tasks", "harness")
 """Sections that a resumed run keeps: other values would make it another run."""
 
@@ -33,13 +35,13 @@ def create(config: Config) -> Path:
     run = config.run_dir
     try:
         there = run.exists() and any(run.iterdir())
-        _check_space(next(folder for folder in (run, *run.absolute().parents) if folder.exists()))
+        _check_space(next(folder for folder in (run, *run.absolute().parents) if folder.exists()), FREE_BYTES)
     except OSError as error:
         raise _unusable(run, error) from error
     if there:
         name = config.run.name if config.run.root == Path("runs") else run
         raise RunError(
-            f"{run} holds a run already; go on with it: stretto train --resume {name}, "
+            f"{run} holds a run already; go on with it: stretto resume {name}, "
             f"or take another name: --name {_free_name(config)}"
         )
     try:
@@ -59,7 +61,7 @@ def reopen(name: str, root: Path, overrides: list[str]) -> Config:
                 f"{override.partition('=')[0]} cannot change when a run is resumed; start another with --name"
             )
     config = load_run(run, overrides)
-    _check_space(run)
+    _check_space(run, _to_go_on(run))
     with locked(run):
         temporary = run / "config.toml.new"
         temporary.write_text(dump(config))
@@ -162,13 +164,20 @@ def _unusable(run: Path, error: OSError) -> RunError:
     return RunError(f"cannot write to {run}: {error.strerror}; set run.root to a folder of yours")
 
 
-def _check_space(run: Path) -> None:
+def _check_space(run: Path, needed: int) -> None:
     free = shutil.disk_usage(run).free
-    if free < FREE_BYTES:
+    if free < needed:
         raise RunError(
-            f"only {free >> 20} MB are free below {run}, a run needs at least {FREE_BYTES >> 20} MB; "
+            f"only {free >> 20} MB are free below {run}, a run needs at least {needed >> 20} MB; "
             f"make room, or set run.root to another disk"
         )
+
+
+def _to_go_on(run: Path) -> int:
+    """Bytes a run needs to go on: a checkpoint is written before an old one goes, and some rollouts and versions lie
+    between two. Its own size says what that is; a run of a small model can go on where a new one could not start."""
+    sizes = [sum(file.stat().st_size for file in path.rglob("*")) for path in (run / "checkpoints").glob("v*")]
+    return 2 * max(sizes) + ROLLOUT_BYTES if sizes else FREE_BYTES
 
 
 def _free_name(config: Config) -> str:

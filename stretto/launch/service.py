@@ -2,7 +2,7 @@
 
 Imports only the one service it is asked for, so that an orchestrator never loads torch. The service ends with its
 parent (also when that is killed with -9), and an error leaves as one line on stderr; the traceback goes to stdout,
-which the launcher keeps in the same log.
+which the launcher keeps in the same log. An error whose class has `final = True` is one that no restart heals.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 from stretto.config import Config, load_run
 from stretto.watch.metrics import Metrics
 
+FINAL = 3
+"""Exit code of a service that says that starting it again would end the same way."""
 PARENT = "STRETTO_PARENT"
 """Environment variable with the process id of the launcher; without it a service outlives whoever started it."""
 
@@ -38,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         traceback.print_exc(file=sys.stdout)
         sys.stdout.flush()
         print(f"stretto {name}: {sentence(error)}", file=sys.stderr)
-        return 1
+        return FINAL if getattr(error, "final", False) else 1
     return 0
 
 
@@ -82,7 +84,9 @@ def _engine(a: argparse.Namespace) -> None:
     from stretto.engine.server import serve
 
     config = _config(a.run)
-    serve(a.model, a.name, a.host, a.port, config.engine, a.version, _metrics(a), config.run.seed)
+    serve(
+        a.model, a.name, a.host, a.port, config.engine, a.version, _metrics(a), config.run.seed, config.model.numerics
+    )
 
 
 def _follower(a: argparse.Namespace) -> None:

@@ -3,8 +3,12 @@
     starting ─▶ evaluation before ─▶ training ─▶ evaluation after ─▶ report
                                      │ late clusters join, short evaluations in between
 
-The training itself happens in the services; this process starts them, watches them, and asks the orchestrator for
-evaluations. What must survive it lies in metrics.jsonl, the ledger and the checkpoints.
+The training itself happens in the services; this process starts them, watches them, starts again those that die, and
+asks the orchestrator for evaluations. What must survive it lies in metrics.jsonl, the ledger and the checkpoints.
+
+Whatever dies is started again with the same name, port and command, and finds its place by itself: the orchestrator in
+the ledger, the trainer in its checkpoint and the batches, a follower in the chain; an engine gets weights from its
+follower before it serves, and a worker leases anew. Only the launcher knows at once that a worker is dead: it says so.
 """
 
 from __future__ import annotations
@@ -24,19 +28,24 @@ from typing import Any
 from rich.console import Console
 
 from stretto.config import Config
-from stretto.engine.fit import fitting
+from stretto.engine.client import EngineError
+from stretto.engine.fit import fitting, whole
+from stretto.engine.probe import RoutesMissing, probe
 from stretto.grading.oracle import try_references
 from stretto.launch import evaluations, run_folder
-from stretto.launch.client import Evaluation, Orchestrator, Unanswered
+from stretto.launch.client import Evaluation, Orchestrator, Refused, Unanswered
 from stretto.launch.local import Child, LaunchError, Processes, free_port, service
+from stretto.launch.restarts import Restarts
+from stretto.model.spec import load_spec
 from stretto.sandbox import check
 from stretto.watch import report, summary
 from stretto.watch.display import Display
-from stretto.watch.metrics import Metrics, read
+from stretto.watch.metrics import Metrics, Tail, read
+from stretto.watch.shares import Shares
 from stretto.weights.store import Store
 
 SILENT_SECONDS = 30.0
-"""The orchestrator may leave status requests unanswered for so long."""
+"""The orchestrator may leave status requests unanswered for so long; then it is started again."""
 STALLED_SECONDS = 300.0
 """A run in which for so long no rollout ends and no version appears is ended."""
 
@@ -49,6 +58,7 @@ def train(config: Config, console: Console, resume: bool = False) -> dict[str, A
     check.require()
     Store(config.store_url)  # a mistake in its URL, or in the user's tasks, is found before there is a run
     fitting(config.model.folder, config.engine)  # and one in the model's folder
+    whole(config.model.folder)
     own = run_folder.own_tasks(config) if not resume else None
     if own:
         asyncio.run(try_references(itertools.chain.from_iterable(own.values()), config.grading, config.sandbox))
@@ -98,6 +108,7 @@ class _Cluster:
     name: str
     engine: Child
     follower: Child | None = None
+    chain: str = ""  # what the follower follows
 
 
 class _Run:
@@ -111,8 +122,11 @@ class _Run:
         self.metrics = metrics
         self.status: dict[str, Any] = {}
         self.clusters: list[_Cluster] = []
-        self.old_chain: str | None = None
-        self.processes = Processes(run, config.launch.start_seconds, self._log_start)
+        launch = config.launch
+        restarts = Restarts(launch.restarts, launch.restart_seconds)
+        self.processes = Processes(run, launch.start_seconds, self._log_start, self._log_death, restarts)
+        self._healing = False  # from when every service has come up once
+        self._shares, self._tail = Shares(), Tail(run / "metrics.jsonl")
         self._asked = 0.0
         self._answered = self._moved = time.monotonic()
         self._position: tuple[int, int] = (-1, -1)
@@ -155,7 +169,6 @@ class _Run:
         self.processes.wait_ready([orchestrator], self.display.refresh)
         self.orchestrator = Orchestrator(str(orchestrator.url))
         self.orchestrator.pause()
-        self.old_chain = self.orchestrator.status().get("chain")  # a resumed run publishes on a new one
         url = self.orchestrator.url
         self.trainer = self._service(
             "trainer", "trainer", {"orchestrator": url}, threads=config.trainer.threads, may_finish=True
@@ -170,6 +183,19 @@ class _Run:
             "no engine serves a version: the trainer publishes the first one, a follower delivers it",
             blame=self.trainer,
         )
+        self._probe()
+        self._healing = True
+
+    def _probe(self) -> None:
+        """With replay on, the engines must return routes: one token of each shows it."""
+        spec = load_spec(self.config.model.folder)
+        if not self.config.trainer.replay or not spec.moe_layers:
+            return
+        for engine in self.status["engines"]:
+            try:
+                asyncio.run(probe(engine["url"], spec.route_shape, spec.experts))
+            except (RoutesMissing, EngineError) as error:
+                raise LaunchError(f"{error}") from error
 
     def _join(self) -> None:
         """Start the next cluster: its engine now, its follower once the engine answers (`_follow`)."""
@@ -186,20 +212,27 @@ class _Run:
             self._join()
 
     def _follow(self) -> None:
+        """Start followers, and bring them to another chain when the trainer could not go on with the one there was."""
         chain = self.status.get("chain")
         for cluster in self.clusters:
-            fresh = chain and chain != self.old_chain
-            if cluster.follower is None and fresh and self.processes.answers(cluster.engine):
-                flags = {
-                    "name": f"{cluster.name}-follower",
-                    "store": self.config.store_url,
-                    "chain": chain,
-                    "cluster": cluster.name,
-                    "engines": cluster.engine.url,
-                    "orchestrator": self.orchestrator.url,
-                    "cache": self.run / "cache" / cluster.name,
-                }
+            if not chain or cluster.chain == chain:
+                continue
+            flags = {
+                "name": f"{cluster.name}-follower",
+                "store": self.config.store_url,
+                "chain": chain,
+                "cluster": cluster.name,
+                "engines": cluster.engine.url,
+                "orchestrator": self.orchestrator.url,
+                "cache": self.run / "cache" / cluster.name,
+            }
+            if cluster.follower is not None:
+                self.processes.again(cluster.follower, service("follower", run=self.run, **flags))
+            elif self.processes.answers(cluster.engine):
                 cluster.follower = self._service(f"{cluster.name}-follower", "follower", flags, cluster=cluster.name)
+            else:
+                continue
+            cluster.chain = chain
 
     def _service(
         self,
@@ -220,13 +253,25 @@ class _Run:
         return self.processes.start(name, command, url, threads, may_finish, role=role, cluster=cluster)
 
     def _log_start(self, child: Child) -> None:
-        self.metrics.log("service", name=child.name, url=child.url, pid=child.process.pid, **child.details)
+        pid, restarts = child.process.pid, child.restarts
+        self.metrics.log("service", name=child.name, url=child.url, pid=pid, restarts=restarts, **child.details)
+
+    def _log_death(self, child: Child) -> None:
+        said = child.last_lines().strip().splitlines()[-1] if (child.exit_code or 0) > 0 else ""
+        why = f" ({said})" if said else ""
+        self.metrics.log("event", text=f"{child.name} {child.end()}{why} and is started again")
+        if child.details.get("role") == "worker":
+            with suppress(Unanswered):  # it restarts too: it finds out from the worker's heartbeats
+                self.orchestrator.worker_left(child.name)
 
     # Waiting
 
     def _tick(self) -> None:
         """Look after everything once; about ten times a second."""
-        self.processes.check()
+        if self._healing:
+            self.processes.revive()
+        else:
+            self.processes.check()
         now = time.monotonic()
         if now - self._asked > 0.25:
             self._asked = now
@@ -235,14 +280,25 @@ class _Run:
                 self._answered = now
             except Unanswered as error:
                 if now - self._answered > SILENT_SECONDS:
-                    child = self.processes.children[0]
-                    raise LaunchError(
-                        f"{error}, for {SILENT_SECONDS:g} s. Last lines:\n{child.last_lines()}"
-                    ) from error
+                    self._answered = now
+                    self.metrics.log("event", text=f"{error}, for {SILENT_SECONDS:g} s; it is killed")
+                    self.processes.children[0].process.kill()
             self._follow()
+            for record in self._shares.absorb(self._tail.read()):
+                self.metrics.log("shares", **record)
         self.display.update(self.status)
         self.display.refresh()
         time.sleep(0.1)
+
+    def _patiently(self, call: Callable[[], Any]) -> Any:
+        """The answer to a request that may be repeated; while the orchestrator is started again, the run is watched."""
+        while True:
+            try:
+                return call()
+            except Refused:
+                raise
+            except Unanswered:
+                self._tick()
 
     def _until(self, condition: Callable[[], bool], complaint: str, blame: Child) -> None:
         deadline = time.monotonic() + self.config.launch.start_seconds
@@ -275,7 +331,9 @@ class _Run:
 
     def _evaluate(self, plan: Sequence[Evaluation]) -> None:
         """Run evaluations side by side until all are done."""
-        running = {self.orchestrator.evaluate(evaluation): evaluation for evaluation in plan}
+        running = {
+            self._patiently(lambda e=evaluation: self.orchestrator.evaluate(e)): evaluation for evaluation in plan
+        }
         finished = dict.fromkeys(running, 0)
         total = dict.fromkeys(running, 0)
         asked = 0.0
@@ -298,23 +356,23 @@ class _Run:
     def _train(self) -> None:
         config, steps = self.config, self.config.trainer.steps
         asked: set[str] = set(evaluations.finished(read(self.run / "metrics.jsonl"), "during"))
-        self.orchestrator.start()
+        self._patiently(self.orchestrator.start)
         while self.version < steps:
             self._tick()
-            self._moving(self.display.state.rollouts)
+            self._moving(self.display.state.answered)
             self._join_late()
             due = evaluations.during(config, self.sizes, self.version, asked)
             if due:
                 asked.add(due.name)
-                self.orchestrator.evaluate(due)
-            if self.trainer.exit_code == 0 and self.orchestrator.status()["version"] < steps:
+                self._patiently(lambda due=due: self.orchestrator.evaluate(due))
+            if self.trainer.exit_code == 0 and self._patiently(self.orchestrator.status)["version"] < steps:
                 raise LaunchError(
                     f"the trainer ended at version {self.version} of {steps}. Its last lines "
                     f"({self.trainer.log}):\n{self.trainer.last_lines()}"
                 )
-        self.orchestrator.pause()
+        self._patiently(self.orchestrator.pause)
         self._join_late()  # a very short run may be over before anybody has looked
-        self._until(lambda: self.trainer.exit_code is not None, "the trainer does not end", blame=self.trainer)
+        self._until(lambda: self.trainer.exit_code == 0, "the trainer does not end", blame=self.trainer)
         for cluster in self.clusters:
             self._until(
                 lambda name=cluster.name: served(self.status).get(name, -1) >= steps,

@@ -12,6 +12,9 @@ groups hold no place. All of it comes from the ledger, so a restart changes noth
 The formula assumes that batches take groups in order, but a slow group lets younger ones overtake it. `overdue` is the
 other half: a batch is not cut while that would leave more groups behind than later steps could train in time.
 
+How far ahead is sampled is a knob of its own. With `lead` below the bound, groups start only for the `lead` steps after
+the newest version there is: most tokens are fresher than they must be, the rest of the bound is time for stragglers.
+
 Left out on purpose: limits on load. How many rollouts run at once is the workers' `concurrency`.
 """
 
@@ -26,19 +29,27 @@ ROUNDS = 4
 
 @dataclass(frozen=True)
 class Admission:
-    """Pure arithmetic over counts of groups. At `max_staleness` 0 it is the synchronous loop."""
+    """Pure arithmetic over counts of groups. At `max_staleness` 0 it is the synchronous loop.
+
+    `max_staleness` bounds the age of a trained token, `lead` the steps that are sampled ahead (None: all of the bound).
+    """
 
     max_staleness: int
     groups_per_step: int
+    lead: int | None = None
 
-    def capacity(self, version: int, next_step: int, live: int, flat: bool = False) -> int:
+    def capacity(self, version: int, next_step: int, live: int, flat: bool = False, newest: int | None = None) -> int:
         """Groups that may start on an engine that serves `version`; may be negative.
 
         `next_step` is the version of the next batch to cut (batches below it are cut), `live` the groups in flight or
         finished but not cut, `flat` says that all of these are finished and none has signal: then one more step's worth
-        may start, up to `ROUNDS` in all, because the batch waits for signal.
+        may start, up to `ROUNDS` in all, because the batch waits for signal. The lead is counted from `newest`, the
+        newest version there is (None: `version`).
         """
-        room = (self.max_staleness + version + 1 - next_step) * self.groups_per_step - live
+        limit = self.max_staleness + version
+        if self.lead is not None:
+            limit = min(limit, self.lead + max(version, version if newest is None else newest))
+        room = (limit + 1 - next_step) * self.groups_per_step - live
         if room <= 0 and flat and version == next_step:
             return min(self.groups_per_step, ROUNDS * self.groups_per_step - live)
         return room

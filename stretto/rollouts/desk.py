@@ -32,9 +32,11 @@ class _Group:
 
 
 class GradingDesk:
-    """Group-wise grading for the rollouts of one worker. `draw` gives each grading its own seed."""
+    """Group-wise grading for the rollouts of one worker. `draw` gives each group the seed of its hidden inputs."""
 
-    def __init__(self, grader: Grader, patience: float = 0.3, draw: Callable[[], int] = lambda: secrets.randbits(62)):
+    def __init__(
+        self, grader: Grader, patience: float = 0.3, draw: Callable[[str], int] = lambda group: secrets.randbits(62)
+    ):
         self._grader, self._patience, self._draw = grader, patience, draw
         self._groups: dict[str, _Group] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -72,26 +74,26 @@ class GradingDesk:
         if group.playing == 0:
             del self._groups[lease.group]
         if waiting:
-            task = asyncio.create_task(self._judge(lease.task, waiting))
+            task = asyncio.create_task(self._judge(lease, waiting))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
-    async def _judge(self, task: Task, waiting: list[tuple[dict[str, bytes], asyncio.Future[Grade]]]) -> None:
-        grades = await self._grades(task, [files for files, _ in waiting])
+    async def _judge(self, lease: Lease, waiting: list[tuple[dict[str, bytes], asyncio.Future[Grade]]]) -> None:
+        grades = await self._grades(lease.task, [files for files, _ in waiting], self._draw(lease.group))
         for (_, verdict), grade in zip(waiting, grades, strict=True):
             if not verdict.done():  # its rollout was cancelled
                 verdict.set_result(grade)
 
-    async def _grades(self, task: Task, submissions: list[dict[str, bytes]]) -> list[Grade]:
+    async def _grades(self, task: Task, submissions: list[dict[str, bytes]], seed: int) -> list[Grade]:
         try:
             async with asyncio.timeout(GRADING_SECONDS):
-                return await self._grader.grade(task, submissions, self._draw())
+                return await self._grader.grade(task, submissions, seed)
         except (BoxLost, OSError) as error:  # TimeoutError is an OSError
             reason = f"grading failed: {str(error) or f'no grade within {GRADING_SECONDS:g} s'}"
             return [Grade(solved=False, outcome=Outcome.INFRA, passed=0, total=0, reason=reason)] * len(submissions)
         except Exception as error:
             if len(submissions) > 1:  # so that only the one that brings it about pays
-                return [grade for files in submissions for grade in await self._grades(task, [files])]
+                return [grade for files in submissions for grade in await self._grades(task, [files], seed)]
             log.exception("grading a submission of %s failed in a way the grader does not know", task.id)
             reason = f"grading this submission failed: {type(error).__name__}: {error}"
             return [Grade(solved=False, outcome=Outcome.FAULT, passed=0, total=0, reason=reason)]

@@ -4,6 +4,9 @@ A follower announces an engine when it has acknowledged a version, and again eve
 or applies the next one; nothing of it is kept over a restart of the orchestrator. An engine that was renewed at least
 once and then is not for `SILENCE_SECONDS` has left; it is back with the next announcement. One that is announced a
 single time (an engine somebody else looks after) stays until it is taken off.
+
+A worker whose engine failed says so: the engine is in doubt, and gets nothing, until its follower has looked at it and
+renewed it, or for `DOUBT_SECONDS` when nobody looks after it.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ from stretto.records import EngineStatus
 
 SILENCE_SECONDS = 30.0
 """Several times what a follower may take for one look at an engine and one announcement (about 11 s)."""
+DOUBT_SECONDS = 2.0
 
 
 class Engines:
     def __init__(self) -> None:
         self.by_url: dict[str, EngineStatus] = {}
         self._renewed: dict[str, float] = {}  # url -> unix seconds
+        self._doubted: dict[str, float] = {}  # url -> unix seconds
 
     def put(self, status: EngineStatus, now: float) -> bool:
         """True when this says something new."""
@@ -27,11 +32,24 @@ class Engines:
         if known is not None:
             self._renewed[status.url] = now
         self.by_url[status.url] = status
-        return known != status
+        return self._doubted.pop(status.url, None) is not None or known != status
 
     def remove(self, url: str) -> EngineStatus | None:
         self._renewed.pop(url, None)
+        self._doubted.pop(url, None)
         return self.by_url.pop(url, None)
+
+    def doubt(self, url: str, now: float) -> None:
+        """A rollout's engine failed: leave it alone until somebody has looked at it."""
+        if url in self.by_url:
+            self._doubted[url] = now
+
+    def doubted(self, now: float) -> set[str]:
+        return {url for url, at in self._doubted.items() if url in self._renewed or now - at < DOUBT_SECONDS}
+
+    def heard(self, url: str) -> float | None:
+        """When its follower renewed it last; None when nobody looks after it."""
+        return self._renewed.get(url)
 
     def silent(self, now: float) -> list[str]:
         return [url for url, heard in self._renewed.items() if now - heard > SILENCE_SECONDS]

@@ -18,24 +18,20 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from stretto.config import Config
-from stretto.records import EngineStatus, Lease, Outcome, Receipt, Sampling, Task, Trained, encode
+from stretto.records import EngineStatus, Lease, Outcome, Receipt, Task, Trained, encode
 from stretto.rollouts import batches, recall
 from stretto.rollouts.admission import Admission
 from stretto.rollouts.brake import Brake
 from stretto.rollouts.engines import Engines
 from stretto.rollouts.evaluate import Evaluations
-from stretto.rollouts.groups import TRAIN, Grant, Group, training_group
-from stretto.rollouts.leases import Leases, given_up
-from stretto.rollouts.ledger import UNANSWERED, Ledger
+from stretto.rollouts.groups import INFRA, MAX_UNANSWERED, TRAIN, Grant, Group, training_group
+from stretto.rollouts.leases import Leases, given_up, lease
+from stretto.rollouts.ledger import Ledger
 from stretto.rollouts.plan import Plan
 from stretto.rollouts.refusals import Conflict, Unknown, checked
-from stretto.rollouts.seeds import derive
 from stretto.rollouts.source import Prompts
 from stretto.rollouts.staleness import fits
 from stretto.watch.metrics import Metrics
-
-MAX_UNANSWERED = 3
-"""A slot whose leases went unanswered this often is closed as `infra`, so that its group ends."""
 
 
 class Flow:
@@ -44,7 +40,8 @@ class Flow:
     ) -> None:
         self.config, self.ledger, self.metrics, self.clock = config, ledger, metrics, clock
         rollouts = config.rollouts
-        self.admission = Admission(rollouts.max_staleness, rollouts.groups_per_step)
+        lead = None if rollouts.lead == "bound" else rollouts.lead
+        self.admission = Admission(rollouts.max_staleness, rollouts.groups_per_step, lead)
         self.engines = Engines()
         self.leases = Leases(rollouts.deadline_seconds)
         self.brake = Brake(rollouts.group_size)
@@ -52,6 +49,7 @@ class Flow:
         self.prompts: dict[str, Prompts] = {}  # by split; groups wait until the tasks of their split are here
         self.ended: deque[float] = deque(maxlen=4096)  # when rollouts ended
         self.progress = clock()  # when something last moved
+        self.trainer_heard: float | None = None  # when the trainer last asked or said something
         self.news = 0  # counts the changes after which a request that had to wait may have an answer
         self._recall()
 
@@ -66,6 +64,8 @@ class Flow:
         self.fates = Counter(recall.fates(ledger))
         groups = recall.live_groups(ledger)
         self.training = {group.id: group for group in groups if group.evaluation is None}
+        self._waiting = set(self.training)  # all training groups with members that wait, and some others
+        self._ready: dict[str, Group] = {}  # training groups that are finished
         self.evaluations = Evaluations(ledger, self.metrics, groups)
         self.leases.add(recall.leases_out(ledger, groups))
         for worker in self.leases.by_worker:
@@ -100,13 +100,13 @@ class Flow:
         """At most `slots` leases for a worker; empty when there is nothing for it now."""
         now = self.clock()
         self.leases.hear(worker, now)
-        plan = Plan(worker, slots, self.engines, self.leases, self.brake.held(now), now)
+        plan = Plan(worker, slots, self.engines, self.leases, self.brake.held(now) | self.engines.doubted(now), now)
         for group in self.evaluations.groups.values():
             asked = self.evaluations.of(group)
             if asked.split in self.prompts:
                 plan.fill(group, lambda engine, asked=asked: engine.version >= asked.version)
         if self.flowing and TRAIN in self.prompts:
-            for group in self.training.values():
+            for group in self._short_of_leases():
                 plan.fill(group, lambda engine, group=group: self._may_continue(group, engine))
             self._open_groups(plan)
         if not plan.grants:
@@ -116,17 +116,24 @@ class Flow:
             self.ledger.lease(plan.grants)
         self.next_ordinal += len(plan.opened)
         self.training.update((group.id, group) for group in plan.opened)
+        self._waiting.update(group.id for group in plan.opened)
         for grant in plan.grants:
             self._group(grant.group).leased(grant)
         self.leases.add(plan.grants)
         self.progress = now
         return [self._lease(grant) for grant in plan.grants]
 
+    def _short_of_leases(self) -> list[Group]:
+        """Training groups with members that wait, in the order they were opened in."""
+        groups = [self.training[id] for id in self._waiting if id in self.training and self.training[id].waits]
+        self._waiting = {group.id for group in groups}
+        return sorted(groups, key=lambda group: group.ordinal)
+
     def capacity(self, version: int) -> int:
         """Training groups that may start on an engine that serves `version`."""
         live = self.training.values()
         flat = bool(live) and all(group.finished and not group.signal for group in live)
-        return self.admission.capacity(version, self.next_step, len(live), flat)
+        return self.admission.capacity(version, self.next_step, len(live), flat, self.version)
 
     def _open_groups(self, plan: Plan) -> None:
         room = {version: self.capacity(version) for version in {e.version for e in self.engines.by_url.values()}}
@@ -138,7 +145,7 @@ class Flow:
         def new() -> Group:
             ordinal = self.next_ordinal + len(plan.opened)
             task = self.prompts[TRAIN].task(ordinal)
-            return training_group(ordinal, task.id, self.config.rollouts.group_size)
+            return training_group(ordinal, task.id, self.config.rollouts.group_size, self.clock())
 
         while plan.open(new, fit):
             pass
@@ -150,33 +157,70 @@ class Flow:
         return engine.version >= (least if oldest is None else max(least, oldest))
 
     def _lease(self, grant: Grant) -> Lease:
-        group, rollouts, seed = self._group(grant.group), self.config.rollouts, self.config.run.seed
-        if group.evaluation is None:
-            prompts = self.prompts[TRAIN]
-            draw = derive(seed, "sampling", group.ordinal, grant.member)
-            sampling = Sampling(temperature=rollouts.temperature, top_p=rollouts.top_p, seed=draw)
-        else:
-            asked = self.evaluations.of(group)
-            prompts = self.prompts[asked.split]
-            draw = derive(seed, "evaluation", group.task, grant.member)  # the same draws at every version
-            sampling = Sampling(temperature=asked.temperature, seed=draw)
-        return Lease(
-            rollout=grant.rollout,
-            group=group.id,
-            purpose=group.purpose,
-            task=prompts.by_id[group.task],
-            sampling=sampling,
-            engine=grant.engine,
-            version=grant.version,
-            deadline=grant.deadline,
-        )
+        group = self._group(grant.group)
+        asked = None if group.evaluation is None else self.evaluations.of(group)
+        split = TRAIN if asked is None else asked.split
+        return lease(grant, group, asked, self.prompts[split].by_id[group.task], self.config)
 
-    def heartbeat(self, worker: str, holds: Sequence[str] | None = None) -> None:
-        """`holds`, when a worker says it, are all rollouts it is at: others leased to it lapse."""
+    def heartbeat(self, worker: str, holds: Sequence[str] | None = None) -> list[str]:
+        """`holds`, when a worker says it, are all rollouts it is at: others leased to it lapse. Returns those of them
+        that nobody waits for any more."""
         now = self.clock()
         self.leases.hear(worker, now)
-        if holds is not None:
-            self._lapse(self.leases.unknown_to(worker, set(holds), now), "not held")
+        if holds is None:
+            return []
+        self._lapse(self.leases.unknown_to(worker, set(holds), now), "not held")
+        return [rollout for rollout in holds if rollout not in self.leases.out and not self._may_count(rollout)]
+
+    def _may_count(self, rollout: str) -> bool:
+        """Would an answer to a lease that is not out be the first of its slot?"""
+        grant = recall.grant_of(self.ledger, rollout)
+        group = None if grant is None else self.training.get(grant.group) or self.evaluations.groups.get(grant.group)
+        return grant is not None and group is not None and not group.short and not group.slots[grant.member].receipt
+
+    def worker_left(self, worker: str) -> None:
+        """Somebody knows that this worker is dead: its leases go to others at once."""
+        self.leases.heard.pop(worker, None)
+        self._lapse(self.leases.of_worker(worker), "worker died")
+
+    def move(self, rollout: str, engine: str) -> str | None:
+        """The URL of an engine at which a rollout may go on whose `engine` failed; None while there is none: ask again.
+        Raises Unknown when nobody waits for the rollout any more."""
+        grant = self.leases.out.get(rollout)
+        if grant is None:
+            raise Unknown(f"nobody waits for rollout {rollout!r}")
+        now = self.clock()
+        if grant.engine != engine and grant.engine in self.engines.by_url:  # asked before, and the answer was lost
+            return grant.engine
+        group = self._group(grant.group)
+
+        def fit(status: EngineStatus) -> bool:
+            if status.url in shunned:
+                return False
+            if group.evaluation is not None:
+                return status.version >= self.evaluations.of(group).version
+            return self._may_continue(group, status)
+
+        shunned = self.brake.held(now) | self.engines.doubted(now)
+        found = self.engines.choose(fit, self.leases.load)
+        if found is None:
+            return None
+        if found.url != grant.engine:
+            self.ledger.move(rollout, found.url)
+            self.leases.move(grant, found.url)
+        return found.url
+
+    def hear_trainer(self) -> None:
+        self.trainer_heard = self.clock()
+
+    def engine_failed(self, url: str, worker: str, rollout: str) -> None:
+        """A worker says so: the engine gets nothing more until its follower has looked at it."""
+        now = self.clock()
+        if url in self.engines.by_url and url not in self.engines.doubted(now):
+            self.event(
+                f"engine {url} failed {rollout} of {worker}; what it was at goes on elsewhere, or when it is back"
+            )
+        self.engines.doubt(url, now)
 
     def _lapse(self, grants: Iterable[Grant], reason: str) -> None:
         grants = list(grants)
@@ -188,10 +232,11 @@ class Flow:
         for grant in grants:
             self.leases.remove(grant.rollout)
             group = self._group(grant.group)
-            group.lapsed(grant.member, unanswered=reason in UNANSWERED)
-            if group.slots[grant.member].unanswered >= MAX_UNANSWERED:
+            group.lapsed(grant.member, reason)
+            self._waiting.add(group.id)
+            if group.hopeless(grant.member):
                 hopeless.append(grant)
-        if reason != "infra":
+        if reason != INFRA:
             who = sorted({f"{grant.worker} (engine {grant.engine})" for grant in grants})
             names = ", ".join(grant.rollout for grant in grants[:3]) + (", …" if len(grants) > 3 else "")
             self.event(f"{len(grants)} leases of {', '.join(who)} lapsed ({reason}) and are given again: {names}")
@@ -200,13 +245,31 @@ class Flow:
 
     def _give_up(self, grant: Grant) -> None:
         group = self._group(grant.group)
-        reason = f"{MAX_UNANSWERED} leases went unanswered, the last one by {grant.worker}"
+        unanswered = group.slots[grant.member].unanswered >= MAX_UNANSWERED
+        how = f"{MAX_UNANSWERED} leases went unanswered" if unanswered else "every attempt ended as infra"
+        reason = f"{how}, the last one by {grant.worker}"
         receipt = given_up(grant, group.purpose, reason)
         if self.ledger.receive(receipt, grant.member):
             self._note(group, receipt)
             self._close(group, grant.member, receipt)
 
     # Receipts
+
+    def receive_all(self, receipts: Sequence[Receipt]) -> list[str]:
+        """Several receipts in one transaction; those of them (ids) that no lease was ever given for. Raises ValueError
+        for the first malformed one, after the others are received."""
+        unknown, malformed = [], None
+        with self.ledger.transaction():
+            for receipt in receipts:
+                try:
+                    self.receive(receipt)
+                except Unknown:
+                    unknown.append(receipt.rollout)
+                except ValueError as error:
+                    malformed = malformed or error
+        if malformed is not None:
+            raise malformed
+        return unknown
 
     def receive(self, receipt: Receipt) -> bool:
         """False for a repeat, or an answer to a slot that another worker has answered. Raises Unknown, ValueError."""
@@ -217,15 +280,14 @@ class Flow:
         receipt = checked(receipt, grant)
         self.leases.hear(receipt.worker, now)
         group = self.training.get(grant.group) or self.evaluations.groups.get(grant.group)
-        if group is None or group.slots[grant.member].receipt is not None:
+        if group is None or group.short or group.slots[grant.member].receipt is not None:
             return False
-        if group.evaluation is not None and receipt.outcome is Outcome.INFRA:
-            slot = group.slots[grant.member]
-            if slot.lease != receipt.rollout:
+        if receipt.outcome is Outcome.INFRA:  # says nothing about the policy: try again
+            if group.slots[grant.member].lease != receipt.rollout:
                 return False
-            if slot.unanswered + 1 < MAX_UNANSWERED:  # an evaluation wants to know about the policy: try again
+            if not group.last_try(grant.member):
                 self._note(group, receipt)
-                self._lapse([grant], "infra")
+                self._lapse([grant], INFRA)
                 return True
         if not self.ledger.receive(receipt, grant.member):
             return False
@@ -252,8 +314,10 @@ class Flow:
         self.news += 1
         if group.evaluation is not None:
             self.evaluations.end_finished()
-        elif len(group.survivors) < self.config.rollouts.min_group:
-            self._drop([group], "infra")
+            return
+        self._ready[group.id] = group
+        if len(group.survivors) < self.config.rollouts.min_group:
+            self._drop([group], "deadline" if group.short else INFRA)
 
     def _drop(self, groups: Sequence[Group], reason: str) -> None:
         if not groups:
@@ -262,8 +326,11 @@ class Flow:
         self.news += 1
         for group in groups:
             del self.training[group.id]
+            self._ready.pop(group.id, None)
         self.fates[f"dropped:{reason}"] += len(groups)
-        self.event(f"dropped as {reason}: groups {', '.join(group.id for group in groups)}")
+        lengths = [receipt.tokens for group in groups for receipt in group.receipts]
+        tokens = f"; what they had is {min(lengths)} to {max(lengths)} tokens long" if lengths else ""
+        self.event(f"dropped as {reason}: groups {', '.join(group.id for group in groups)}{tokens}")
 
     def _note(self, group: Group, receipt: Receipt) -> None:
         self.metrics.log("rollout", task=group.task, **msgspec.structs.asdict(receipt))
@@ -282,16 +349,17 @@ class Flow:
             return record
         if version > self.next_step:
             raise Conflict(f"batch {version} cannot be cut before batch {self.next_step}")
-        live = list(self.training.values())
-        self._drop(batches.stale(live, version, self.admission.max_staleness), "stale")
+        self._drop(batches.stale(list(self._ready.values()), version, self.admission.max_staleness), "stale")
+        if len(self._ready) < self.admission.groups_per_step:
+            return None
         chosen = batches.choose(list(self.training.values()), version, self.admission)
         if chosen is None:
             return None
-        run = self.config.run
-        batch = batches.build(run.name, version, chosen, run.seed, self.config.grading.control)
+        run, control, estimator = self.config.run, self.config.grading.control, self.config.trainer.advantage
+        batch = batches.build(run.name, version, chosen, run.seed, control, estimator)
         self.ledger.cut(batch, chosen)
         for group in chosen:
-            del self.training[group.id]
+            del self.training[group.id], self._ready[group.id]
         self.next_step = version + 1
         self.fates["batched"] += len(chosen)
         self.steps.append((batch.solve_rate, batch.staleness))
@@ -341,9 +409,9 @@ class Flow:
 
     def engine_left(self, url: str, why: str = "taken off") -> None:
         status = self.engines.remove(url)
-        if status is not None:
+        if status is not None:  # its rollouts ask for another engine when they miss it
             self.event(f"engine {url} of {status.cluster} left: {why}")
-        self._lapse(self.leases.of_engine(url), "engine left")
+            self.news += 1
 
     # Evaluations
 
@@ -364,10 +432,33 @@ class Flow:
             self._lapse(self.leases.of_worker(worker), "silent")
         for url in self.engines.silent(now):
             self.engine_left(url, "its follower is silent")
+        self._cut_short(now)
         held = self.brake.held(now)
         if held != self._held:
             self._held = held
             self.news += 1
+
+    def _cut_short(self, now: float) -> None:
+        """A group whose time is over goes on with the members it has: one stuck rollout holds no step."""
+        for group in list(self.training.values()):
+            if now - group.opened < self.config.rollouts.group_seconds:
+                break  # they lie in the order they were opened in
+            if group.finished:
+                continue
+            out = [self.leases.out[slot.lease] for slot in group.slots if slot.lease is not None]
+            with self.ledger.transaction():
+                self.ledger.lapse([grant.rollout for grant in out], "group deadline")
+                self.ledger.cut_short(group.id)
+            for grant in out:
+                self.leases.remove(grant.rollout)
+                group.lapsed(grant.member, "group deadline")
+            group.cut_short()
+            who = ", ".join(f"{grant.rollout} by {grant.worker} (engine {grant.engine})" for grant in out)
+            self.event(
+                f"group {group.id} is cut at its deadline ({self.config.rollouts.group_seconds:g} s) with "
+                f"{len(group.survivors)} of {len(group.slots)} members; not answered: {who or 'nobody had a lease'}"
+            )
+            self._settle(group)
 
     def _moved(self) -> None:
         self.progress = self.clock()

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
-from stretto.records import Outcome, Receipt
-from stretto.rollouts.groups import Grant
+from stretto.config import Config
+from stretto.records import Lease, Outcome, Receipt, Sampling, Task
+from stretto.rollouts.groups import Evaluation, Grant, Group
+from stretto.rollouts.seeds import derive
 
 SILENCE_SECONDS = 20.0
 TRANSIT_SECONDS = 5.0
@@ -41,6 +43,12 @@ class Leases:
             self.by_engine[grant.engine].discard(rollout)
         return grant
 
+    def move(self, grant: Grant, engine: str) -> None:
+        """A rollout goes on at another engine."""
+        self.by_engine[grant.engine].discard(grant.rollout)
+        grant.engine = engine
+        self.by_engine[engine].add(grant.rollout)
+
     def load(self, engine: str) -> int:
         """Rollouts in flight on an engine."""
         return len(self.by_engine[engine])
@@ -64,9 +72,6 @@ class Leases:
     def of_worker(self, worker: str) -> list[Grant]:
         return [self.out[rollout] for rollout in sorted(self.by_worker[worker])]
 
-    def of_engine(self, engine: str) -> list[Grant]:
-        return [self.out[rollout] for rollout in sorted(self.by_engine[engine])]
-
     def unknown_to(self, worker: str, holds: Collection[str], now: float) -> list[Grant]:
         """Leases that a worker should have but does not list: the answer was lost, or the worker started anew."""
         old = now + self.seconds - TRANSIT_SECONDS  # deadline of a lease granted TRANSIT_SECONDS ago
@@ -76,6 +81,28 @@ class Leases:
         """This process stood still for a while: do not count that as the workers' silence."""
         for worker in self.heard:
             self.heard[worker] += seconds
+
+
+def lease(grant: Grant, group: Group, asked: Evaluation | None, task: Task, config: Config) -> Lease:
+    """What goes out to the worker. The seed follows from the place in the run, not from the attempt: whoever plays it
+    draws the same; an evaluation draws the same at every version."""
+    rollouts, seed = config.rollouts, config.run.seed
+    if asked is None:
+        draw = derive(seed, "sampling", group.ordinal, grant.member)
+        sampling = Sampling(temperature=rollouts.temperature, top_p=rollouts.top_p, top_k=rollouts.top_k, seed=draw)
+    else:
+        draw = derive(seed, "evaluation", group.task, grant.member)
+        sampling = Sampling(temperature=asked.temperature, seed=draw)
+    return Lease(
+        rollout=grant.rollout,
+        group=group.id,
+        purpose=group.purpose,
+        task=task,
+        sampling=sampling,
+        engine=grant.engine,
+        version=grant.version,
+        deadline=grant.deadline,
+    )
 
 
 def given_up(grant: Grant, purpose: str, reason: str) -> Receipt:

@@ -1,10 +1,12 @@
 """The ledger: one SQLite file that is the truth of a run. Everything else about rollouts is rebuilt from it.
 
-Each hand-off (open, lease, lapse, receipt, cut, commit) is one transaction that adds rows; rows are never changed or
-removed, and the primary keys make each of them happen once:
+Each hand-off (open, lease, move, lapse, receipt, cut, commit) is one transaction that adds rows; rows are never changed
+or removed, and the primary keys make each of them happen once:
 
-    groups ──1:n── leases ──1:1── lapses      a lease nobody answered
-       │              └────1:1── receipts     unique per group and member: the first answer counts
+    groups ──1:n── leases ──1:1── lapses      a lease nobody answered, or not with a result
+       │              │──1:n── moves          its engine failed, it went on at another
+       │              └──1:1── receipts       unique per group and member: the first answer counts
+       ├──1:1── cuts                          cut short at its deadline: no later answer counts
        └──1:1── fates ──n:1── batches         batched, dropped (with the reason) or evaluated: exactly one
     versions, switches: logs, the last row is the current state; evaluations, evaluated: asked for and done
 
@@ -29,9 +31,6 @@ from stretto.records import Batch, Receipt, encode
 from stretto.rollouts.groups import TRAIN, Evaluation, Grant, Group
 
 FORMAT = 1
-UNANSWERED = ("deadline", "silent", "infra")
-"""Reasons of a lapse that count against its slot: late, nothing heard of the worker, an evaluation's infra failure."""
-
 SCHEMA = {
     "facts": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
     "evaluations": "id TEXT PRIMARY KEY, name TEXT, split TEXT, version INTEGER, attempts INTEGER, temperature REAL, "
@@ -42,6 +41,8 @@ SCHEMA = {
     "leases": "rollout TEXT PRIMARY KEY, grp TEXT REFERENCES groups(id), member INTEGER, attempt INTEGER, worker TEXT, "
     "engine TEXT, version INTEGER, deadline REAL, UNIQUE (grp, member, attempt)",
     "lapses": "rollout TEXT PRIMARY KEY REFERENCES leases(rollout), reason TEXT",
+    "moves": "seq INTEGER PRIMARY KEY, rollout TEXT REFERENCES leases(rollout), engine TEXT",
+    "cuts": "grp TEXT PRIMARY KEY REFERENCES groups(id)",
     "receipts": "rollout TEXT PRIMARY KEY REFERENCES leases(rollout), grp TEXT, member INTEGER, outcome TEXT, "
     "reward REAL, solved INTEGER, oldest_version INTEGER, record BLOB, UNIQUE (grp, member)",
     "batches": "version INTEGER PRIMARY KEY, groups INTEGER, solve_rate REAL, staleness TEXT, record BLOB",
@@ -54,6 +55,8 @@ SCHEMA = {
 
 class LedgerError(RuntimeError):
     """The ledger cannot be used as asked; a sentence."""
+
+    final = True  # no restart heals it
 
 
 class Ledger:
@@ -144,12 +147,19 @@ class Ledger:
     def lapse(self, rollouts: Iterable[str], reason: str) -> None:
         self._add("lapses", *[(rollout, reason) for rollout in rollouts])
 
+    def move(self, rollout: str, engine: str) -> None:
+        self._add("moves", (None, rollout, engine))
+
+    def cut_short(self, group: str) -> None:
+        self._add("cuts", (group,))
+
     def receive(self, receipt: Receipt, member: int) -> bool:
         """True when this is the first receipt of its slot and the group still needs it."""
         with self.transaction():
             done = self.db.execute(
-                "SELECT 1 FROM receipts WHERE grp=? AND member=? UNION ALL SELECT 1 FROM fates WHERE grp=?",
-                (receipt.group, member, receipt.group),
+                "SELECT 1 FROM receipts WHERE grp=? AND member=? UNION ALL SELECT 1 FROM fates WHERE grp=? "
+                "UNION ALL SELECT 1 FROM cuts WHERE grp=?",
+                (receipt.group, member, receipt.group, receipt.group),
             ).fetchone()
             if done:
                 return False

@@ -8,9 +8,11 @@ import time
 import aiohttp
 import msgspec
 
-from stretto.records import Lease, Receipt, encode
+from stretto.records import Lease, Receipt
 
 NO_LEASES = msgspec.msgpack.encode([])
+RECEIPTS = 256
+"""At most so many go in one request."""
 
 
 class OrchestratorGone(RuntimeError):
@@ -30,6 +32,8 @@ class Link:
         self.patience = patience
         self._session = session
         self._leases = msgspec.msgpack.Decoder(list[Lease])
+        self._waiting: list[tuple[Receipt, asyncio.Future[bool]]] = []  # and whether its rollout is known
+        self._sending = asyncio.Lock()
 
     async def lease(self, slots: int) -> list[Lease]:
         """At most `slots` leases; may be empty (the orchestrator long-polls for about a second)."""
@@ -37,13 +41,49 @@ class Link:
         return self._leases.decode(await self._post("/lease", body) or NO_LEASES)
 
     async def receipt(self, receipt: Receipt) -> bool:
-        """Hand in a receipt. False: the orchestrator does not know the rollout (any more), and it is dropped."""
-        return await self._post("/receipt", encode(receipt), unknown_is_fine=True) is not None
+        """Hand in a receipt. False: the orchestrator does not know the rollout, and it is dropped.
 
-    async def heartbeat(self, held: list[str]) -> None:
-        """Say that we live and which rollouts we are at; others leased to this name go to somebody else."""
+        One request at a time: receipts that come meanwhile go together in the next, so that the busier the
+        orchestrator is, the fewer requests it gets.
+        """
+        known: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append((receipt, known))
+        async with self._sending:
+            if not known.done():
+                await self._hand_in()
+        return known.result()
+
+    async def _hand_in(self) -> None:
+        batch, self._waiting = self._waiting[:RECEIPTS], self._waiting[RECEIPTS:]
+        try:
+            body = msgspec.msgpack.encode([receipt for receipt, _ in batch])
+            unknown = msgspec.json.decode(await self._post("/receipts", body) or b"{}").get("unknown", [])
+        except BaseException:
+            self._waiting = batch + self._waiting  # for whoever comes next
+            raise
+        for receipt, known in batch:
+            if not known.done():
+                known.set_result(receipt.rollout not in unknown)
+
+    async def heartbeat(self, held: list[str]) -> list[str]:
+        """Say that we live and which rollouts we are at; others leased to this name go to somebody else. Returns those
+        nobody waits for any more."""
         body = msgspec.json.encode({"worker": self.worker, "rollouts": held})
-        await self._post("/heartbeat", body, unknown_is_fine=True)
+        answer = await self._post("/heartbeat", body, unknown_is_fine=True)
+        return msgspec.json.decode(answer).get("drop", []) if answer else []
+
+    async def move(self, rollout: str, engine: str) -> str | None:
+        """The URL of an engine to go on at, as `engine` failed; waits until there is one. None: nobody waits for the
+        rollout any more."""
+        again = False
+        while True:
+            body = {"worker": self.worker, "rollout": rollout, "engine": engine, "again": again}
+            answer = await self._post("/move", msgspec.json.encode(body), unknown_is_fine=True)
+            if answer is None:
+                return None
+            if url := msgspec.json.decode(answer)["engine"]:
+                return url
+            again = True
 
     async def _post(self, path: str, body: bytes, unknown_is_fine: bool = False) -> bytes | None:
         """The answer's body, or None for a 404 where that is fine."""

@@ -1,6 +1,6 @@
 """The orchestrator: one HTTP service per run that hands out rollouts and cuts batches.
 
-    worker   ── POST /lease, /heartbeat, /receipt ──▶ ┌──────┐ ◀── GET /batch, POST /trained, /version ── trainer
+    worker   ── POST /lease, /move, /receipts, … ───▶ ┌──────┐ ◀── GET /batch, POST /trained, /version ── trainer
     follower ── POST /engine, DELETE /engine ───────▶ │ Flow │ ◀── POST /start, /pause, /evaluate, /status ── launcher
                                                       └──┬───┘
                                              ledger.sqlite, store/batches/
@@ -31,21 +31,26 @@ from stretto.rollouts.groups import TRAIN
 from stretto.rollouts.ledger import Ledger
 from stretto.rollouts.refusals import Conflict, Unknown
 from stretto.rollouts.source import Tasks, from_folder
+from stretto.rollouts.watchdog import LAG_SECONDS, Watchdog
 from stretto.watch.metrics import Metrics
 from stretto.weights.store import Store
 
 LEASE_SECONDS = 1.0
 BATCH_SECONDS = 5.0
 TICK_SECONDS = 0.25
-LAG_SECONDS = 5.0
-"""A stand-still of this process that is longer is reported."""
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class LeaseRequest(msgspec.Struct, frozen=True):
     worker: str
     slots: int
+
+
+class MoveRequest(msgspec.Struct, frozen=True):
+    worker: str
+    rollout: str
+    engine: str  # the one that failed
+    again: bool = False  # the same failure was told before, and there was no other engine yet
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -96,6 +101,7 @@ class Orchestrator:
     async def run(self, host: str, port: int) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
+        watchdog = Watchdog(lambda text: self.metrics.log("event", text=text, alarm=True))
         runner = web.AppRunner(self.app(), access_log=None, shutdown_timeout=2.0)
         try:
             for split in self.flow.splits_needed:
@@ -109,6 +115,7 @@ class Orchestrator:
             stopping.cancel()
             self._fail(next(iter(await asyncio.gather(ticking, return_exceptions=True))))
         finally:
+            watchdog.close()
             self._stop.set()
             self._wake()
             await runner.cleanup()
@@ -122,8 +129,10 @@ class Orchestrator:
             [
                 web.get("/health", self._health),
                 web.post("/lease", self._lease),
+                web.post("/move", self._move),
                 web.post("/heartbeat", self._heartbeat),
-                web.post("/receipt", self._receipt),
+                web.delete("/worker", self._worker_left),
+                web.post("/receipts", self._receipts),
                 web.post("/engine", self._engine),
                 web.delete("/engine", self._engine_left),
                 web.get("/batch", self._batch),
@@ -165,12 +174,21 @@ class Orchestrator:
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         body = msgspec.json.decode(await request.read(), type=Heartbeat)
-        self.flow.heartbeat(body.worker, body.rollouts)
+        return web.json_response({"drop": self.flow.heartbeat(body.worker, body.rollouts)})
+
+    async def _move(self, request: web.Request) -> web.Response:
+        body = msgspec.json.decode(await request.read(), type=MoveRequest)
+        if not body.again:
+            self.flow.engine_failed(body.engine, body.worker, body.rollout)
+        url = await self._poll(LEASE_SECONDS, lambda: self.flow.move(body.rollout, body.engine))
+        return web.json_response({"engine": url or ""})
+
+    async def _worker_left(self, request: web.Request) -> web.Response:
+        self.flow.worker_left(request.query.get("name", ""))
         return web.json_response({})
 
-    async def _receipt(self, request: web.Request) -> web.Response:
-        self.flow.receive(decode(await request.read(), Receipt))
-        return web.json_response({})
+    async def _receipts(self, request: web.Request) -> web.Response:
+        return web.json_response({"unknown": self.flow.receive_all(decode(await request.read(), list[Receipt]))})
 
     # Followers
 
@@ -189,6 +207,7 @@ class Orchestrator:
             version = int(request.query["version"])
         except KeyError:
             raise ValueError("say which version the step updates: ?version=V") from None
+        self.flow.hear_trainer()
         seconds = BATCH_SECONDS if request.query.get("wait", "0") != "0" else 0.0
         flowing = self.flow.flowing
 
@@ -206,11 +225,13 @@ class Orchestrator:
         return _packed(record)
 
     async def _trained(self, request: web.Request) -> web.Response:
+        self.flow.hear_trainer()
         self.flow.trained(decode(await request.read(), Trained))
         return web.json_response({})
 
     async def _version(self, request: web.Request) -> web.Response:
         body = msgspec.json.decode(await request.read(), type=SetVersion)
+        self.flow.hear_trainer()
         self.flow.set_version(body.version, body.chain)
         return web.json_response({})
 

@@ -66,6 +66,6 @@ class Plan:
         self.slots -= len(members)
 
     def _avoids(self, group: Group, member: int) -> bool:
-        """A lease that this worker left unanswered goes to another one, if there is any."""
+        """A lease that failed with this worker goes to another one, if there is any."""
         slot = group.slots[member]
-        return slot.unanswered > 0 and slot.worker == self.worker and not self._alone
+        return slot.unanswered + slot.failed > 0 and slot.worker == self.worker and not self._alone

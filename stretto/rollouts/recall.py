@@ -6,7 +6,7 @@ import json
 
 from stretto.records import Batch, Receipt, decode
 from stretto.rollouts.groups import TRAIN, Evaluation, Grant, Group, Slot
-from stretto.rollouts.ledger import UNANSWERED, Ledger
+from stretto.rollouts.ledger import Ledger
 
 
 def live_groups(ledger: Ledger) -> list[Group]:
@@ -20,12 +20,12 @@ def evaluation_groups(ledger: Ledger, id: str) -> list[Group]:
 
 def _groups(ledger: Ledger, where: str, *values: str) -> list[Group]:
     groups: dict[str, Group] = {}
-    columns = "id, ordinal, task, purpose, evaluation, size"
-    for id, ordinal, task, purpose, evaluation, size in ledger.db.execute(
+    columns = "id, ordinal, task, purpose, evaluation, size, at"
+    for id, ordinal, task, purpose, evaluation, size, opened in ledger.db.execute(
         f"SELECT {columns} FROM groups WHERE {where} ORDER BY rowid", values
     ):
         owner = None if evaluation == TRAIN else evaluation
-        groups[id] = Group(id, ordinal, task, purpose, owner, [Slot() for _ in range(size)])
+        groups[id] = Group(id, ordinal, task, purpose, owner, [Slot() for _ in range(size)], opened=opened)
     events = ledger.db.execute(
         f"SELECT {_LEASE}, lapses.reason, receipts.record FROM leases LEFT JOIN lapses USING (rollout) "
         f"LEFT JOIN receipts USING (rollout) WHERE leases.grp IN (SELECT id FROM groups WHERE {where}) "
@@ -37,23 +37,30 @@ def _groups(ledger: Ledger, where: str, *values: str) -> list[Group]:
         grant = Grant(*lease)
         groups[grant.group].leased(grant)
         if reason is not None:
-            groups[grant.group].lapsed(grant.member, reason in UNANSWERED)
+            groups[grant.group].lapsed(grant.member, reason)
         if record is not None:
             receipts.append((grant, decode(record, Receipt)))
     for grant, receipt in receipts:
         groups[grant.group].closed(grant.member, receipt)
+    for (id,) in ledger.db.execute(f"SELECT grp FROM cuts WHERE grp IN (SELECT id FROM groups WHERE {where})", values):
+        groups[id].cut_short()
     return list(groups.values())
 
 
 def leases_out(ledger: Ledger, groups: list[Group]) -> list[Grant]:
     """Leases of these groups that wait for an answer, the next deadline first."""
-    out = [slot.lease for group in groups for slot in group.slots if slot.lease is not None]
-    grants = [grant for rollout in out if (grant := grant_of(ledger, rollout)) is not None]
-    return sorted(grants, key=lambda grant: grant.deadline)
+    out = {slot.lease for group in groups for slot in group.slots if slot.lease is not None}
+    rows = ledger.db.execute(
+        f"SELECT {_LEASE} FROM leases WHERE NOT EXISTS (SELECT 1 FROM receipts WHERE rollout = leases.rollout) "
+        "AND NOT EXISTS (SELECT 1 FROM lapses WHERE rollout = leases.rollout)"
+    )
+    return sorted((Grant(*row) for row in rows if row[0] in out), key=lambda grant: grant.deadline)
 
 
+_ENGINE = "COALESCE((SELECT engine FROM moves WHERE rollout=leases.rollout ORDER BY seq DESC LIMIT 1), leases.engine)"
 _LEASE = ", ".join(
-    f"leases.{name}" for name in ("rollout", "grp", "member", "attempt", "worker", "engine", "version", "deadline")
+    _ENGINE if name == "engine" else f"leases.{name}"
+    for name in ("rollout", "grp", "member", "attempt", "worker", "engine", "version", "deadline")
 )
 
 

@@ -46,7 +46,7 @@ def payload(
         calls=played.calls,
         messages=played.messages,
         turns=played.turns,
-        engine=lease.engine,
+        engine=played.engine or lease.engine,
         worker=worker,
         started=started,
         ended=ended,

@@ -40,9 +40,16 @@ def status(flow: Flow) -> dict[str, Any]:
         "staleness": {"mean": sum(ages) / len(ages) if ages else None, "max": max(ages, default=None)},
         "rollouts_per_second": sum(now - ended <= RATE_SECONDS for ended in flow.ended) / RATE_SECONDS,
         "engines": [
-            {"url": e.url, "cluster": e.cluster, "version": e.version, "in_flight": flow.leases.load(e.url)}
+            {
+                "url": e.url,
+                "cluster": e.cluster,
+                "version": e.version,
+                "in_flight": flow.leases.load(e.url),
+                "renewed_seconds_ago": _ago(now, flow.engines.heard(e.url)),
+            }
             for e in flow.engines.by_url.values()
         ],
+        "trainer_heard_seconds_ago": _ago(now, flow.trainer_heard),
         "workers": {
             name: {"in_flight": len(flow.leases.by_worker[name]), "heard_seconds_ago": round(now - heard, 1)}
             for name, heard in sorted(flow.leases.heard.items())
@@ -54,6 +61,10 @@ def status(flow: Flow) -> dict[str, Any]:
         "recent": list(flow.recent),
         "stall": waiting_for(flow) if _expecting(flow) and now - flow.progress > STALL_SECONDS else None,
     }
+
+
+def _ago(now: float, at: float | None) -> float | None:
+    return None if at is None else round(now - at, 1)
 
 
 def queue(flow: Flow) -> dict[str, Any]:

@@ -3,6 +3,9 @@
     orchestrator ──lease──▶ play ──submission──▶ desk (group-wise grading) ──▶ payload into the store ──▶ receipt
                              ⇅ engine, box
 
+When an engine fails in the middle of a rollout, the orchestrator names another one, which computes the whole history
+anew (it gets all token ids with each turn anyway), and the rollout goes on.
+
 One process, one event loop, any number of workers anywhere there are CPUs. A rollout holds its slot while it plays;
 grading and handing in happen beside, so that engines are kept busy. A worker keeps nothing: when it is killed, its
 leases run out and the orchestrator gives the tasks to others. Never imports torch.
@@ -20,21 +23,25 @@ from pathlib import Path
 import aiohttp
 
 from stretto.config import Config
-from stretto.engine.client import EngineClient
+from stretto.engine.client import EngineClient, EngineError
 from stretto.grading.grader import Grader
 from stretto.harness.chat import Chat
 from stretto.harness.ending import Ending
-from stretto.harness.loop import play
+from stretto.harness.loop import Elsewhere, play
 from stretto.harness.spans import Spans
 from stretto.records import Lease, encode
 from stretto.rollouts.desk import GradingDesk
 from stretto.rollouts.link import Link
 from stretto.rollouts.record import payload, receipt
+from stretto.rollouts.seeds import derive
+from stretto.sandbox.latency import latency
 from stretto.sandbox.pool import BoxPool
 from stretto.watch.metrics import Metrics
 from stretto.weights.store import Store
 
 HEARTBEAT_SECONDS = 2.0
+MOVE_SECONDS = 0.2
+"""A rollout whose engine failed asks for another one after this time, then after twice as long, and so on."""
 BUSY_SECONDS = 0.5
 
 
@@ -91,9 +98,9 @@ class Worker:
         self.chat, self.pool, self.store, self.metrics = chat, pool, store, metrics
         self.spans = Spans(chat)
         self.grader = Grader(config.grading, pool)
-        self.desk = GradingDesk(self.grader)
+        self.desk = GradingDesk(self.grader, draw=lambda group: derive(config.run.seed, "grading", group))
         self.playing = 0
-        self.held: set[str] = set()  # rollouts playing, being graded or handed in
+        self.held: dict[str, asyncio.Task[None] | None] = {}  # rollouts playing, being graded or handed in
         self._engines: dict[str, EngineClient] = {}
         self._change = asyncio.Event()
         self._busy, self._since = 0.0, time.time()  # rollouts x seconds played, up to when
@@ -120,15 +127,29 @@ class Worker:
                 continue
             for lease in await self.link.lease(slots):
                 self.desk.expect(lease)
-                self.held.add(lease.rollout)
                 self._count(+1)
-                group.create_task(self._rollout(lease), name=lease.rollout)
+                self.held[lease.rollout] = group.create_task(self._rollout(lease), name=lease.rollout)
 
     async def _rollout(self, lease: Lease) -> None:
         started = time.time()
+        seconds = self.config.rollouts.turn_seconds
         try:
-            engine = self._engines.setdefault(lease.engine, EngineClient(lease.engine, self.session))
-            played = await play(lease, engine, self.chat, self.pool, self.config.harness, self.spans)
+            engine, elsewhere = self._engine(lease.engine), self._elsewhere(lease)
+            played = await play(
+                lease,
+                engine,
+                self.chat,
+                self.pool,
+                self.config.harness,
+                self.spans,
+                elsewhere,
+                seconds,
+                latency(self.config.sandbox, lease.sampling.seed),
+            )
+        except asyncio.CancelledError:
+            self.desk.absent(lease)
+            self.held.pop(lease.rollout, None)
+            raise
         finally:
             self._count(-1)
         try:
@@ -144,12 +165,34 @@ class Worker:
             await asyncio.to_thread(self.store.put, word.key, encode(rollout))
             await self.link.receipt(word)
         finally:
-            self.held.discard(lease.rollout)
+            self.held.pop(lease.rollout, None)
             self._change.set()
+
+    def _engine(self, url: str) -> EngineClient:
+        return self._engines.setdefault(url, EngineClient(url, self.session))
+
+    def _elsewhere(self, lease: Lease) -> Elsewhere:
+        """Where this rollout goes on when an engine has failed it."""
+        pause = MOVE_SECONDS
+
+        async def find(failed: EngineClient) -> EngineClient:
+            nonlocal pause
+            url = await self.link.move(lease.rollout, failed.url)
+            if url is None:
+                raise EngineError(f"{failed.url} failed, and nobody waits for {lease.rollout} any more")
+            if url == failed.url:  # restarted, or not found dead yet
+                await asyncio.sleep(pause)
+                pause *= 2
+            return self._engine(url)
+
+        return find
 
     async def _heartbeats(self) -> None:
         while True:
-            await self.link.heartbeat(sorted(self.held))
+            for rollout in await self.link.heartbeat(sorted(self.held)):
+                task = self.held.get(rollout)
+                if task is not None:
+                    task.cancel()
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _report_busy(self) -> None:

@@ -111,6 +111,10 @@ class Box:
         """Run a program of the box in /workspace."""
         return await self._command(b"exec", [argument.encode() for argument in argv], stdin, seconds, keep)
 
+    async def sleep(self, seconds: float) -> None:
+        """Let the box do nothing for a while, for experiments with slow tools."""
+        await self._ask([b"sleep", b"%f" % seconds], seconds + ANSWER_SECONDS, running=False)
+
     async def stop(self) -> None:
         """End the box and wait until nothing is left of it. May be called again."""
         self._over = self._over or BoxLost("the box was stopped")

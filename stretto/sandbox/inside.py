@@ -463,4 +463,17 @@ def gather(at, prefix, found, budget, depth):
         posix.close(at)
 
 
-OPERATIONS = {b"python": python, b"exec": execute, b"read": read, b"write": write, b"files": files}
+def sleep(control, seconds):
+    """Do nothing for a while, for experiments with slow tools."""
+    time.sleep(float(seconds))
+    return [b"ok"]
+
+
+OPERATIONS = {
+    b"python": python,
+    b"exec": execute,
+    b"read": read,
+    b"write": write,
+    b"files": files,
+    b"sleep": sleep,
+}

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from stretto.launch.local import LaunchError, Processes, free_port, service
+from stretto.launch.service import FINAL
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 HEALTHY = """
@@ -92,7 +93,7 @@ def test_the_first_child_ends_last(processes: Processes, tmp_path: Path) -> None
     assert order.read_text()[-1] == "a" and sorted(order.read_text()) == ["a", "b", "c"]
 
 
-def test_a_dead_child_is_named_with_its_last_lines(processes: Processes) -> None:
+def test_ASY_14_a_dead_child_is_named_with_its_last_lines(processes: Processes) -> None:
     processes.start("fine", SLEEP)
     child = processes.start("trainer", python("print('first')\nraise SystemExit('out of luck')"))
     wait_until(lambda: child.exit_code is not None)
@@ -181,5 +182,5 @@ def test_a_service_error_is_one_line(tmp_path: Path) -> None:
     """Without config.toml no service can start; it says so in a sentence, the traceback is not on stderr."""
     command = service("orchestrator", run=tmp_path, host="127.0.0.1", port=1)
     result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    assert result.returncode == 1
+    assert result.returncode == FINAL  # starting it again would end the same way
     assert result.stderr == f"stretto orchestrator: cannot read {tmp_path / 'config.toml'}: No such file or directory\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def test_an_existing_run_is_refused_with_the_way_out(tmp_path: Path) -> None:
     run = run_folder.create(config(tmp_path))
     assert load(run / "config.toml") == config(tmp_path)
     (tmp_path / "a-2").mkdir()
-    with pytest.raises(RunError, match=r"holds a run already.*--resume .*--name a-3"):
+    with pytest.raises(RunError, match=r"holds a run already.*resume .*--name a-3"):
         run_folder.create(config(tmp_path))
 
 
@@ -51,6 +52,22 @@ def test_too_little_space_is_a_sentence_and_leaves_no_folder(tmp_path: Path, mon
     with pytest.raises(RunError, match="MB are free below"):
         run_folder.create(config(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_goes_on_where_its_next_checkpoint_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, then room made: what a new run would want is not asked of one that goes on."""
+    run = run_folder.create(config(tmp_path))
+    free = shutil.disk_usage(tmp_path)._replace(free=30 * 2**20)
+    monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda path: free)
+    with pytest.raises(RunError, match="a run needs at least 200 MB"):
+        run_folder.reopen("a", tmp_path, [])  # it has no checkpoint yet, so nothing is known about its size
+    checkpoint = run / "checkpoints" / "v000001" / "resume"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state").write_bytes(bytes(2**20))
+    assert run_folder.reopen("a", tmp_path, []).run.name == "a"
+    (checkpoint / "state").write_bytes(bytes(8 * 2**20))
+    with pytest.raises(RunError, match="only 30 MB are free below .*, a run needs at least 32 MB"):
+        run_folder.reopen("a", tmp_path, [])
 
 
 def test_a_run_is_found_by_name_and_by_folder(tmp_path: Path) -> None:

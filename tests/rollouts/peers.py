@@ -27,6 +27,7 @@ from stretto.records import (
     Outcome,
     Receipt,
     Rollout,
+    RouteChunk,
     Segment,
     Trained,
     decode,
@@ -113,7 +114,9 @@ class Client:
         return msgspec.msgpack.decode(body, type=list[Lease])
 
     async def receipt(self, receipt: Receipt) -> int:
-        return (await self.ask("POST", "/receipt", receipt))[0]
+        """The status of the answer; 404 when the rollout is not known."""
+        status, body = await self.ask("POST", "/receipts", [receipt])
+        return 404 if status == 200 and msgspec.json.decode(body)["unknown"] else status
 
     async def engine(self, version: int, url: str = "http://e0", cluster: str = "c0") -> None:
         await self.json("POST", "/engine", EngineStatus(url=url, cluster=cluster, version=version, fingerprint="f"))
@@ -170,7 +173,8 @@ def rollout(lease: Lease, receipt: Receipt) -> Rollout:
         ids=np.arange(10, dtype="<i4").tobytes(),
         logprobs=np.where(versions == NOT_SAMPLED, np.nan, -0.5).astype("<f4").tobytes(),
         versions=versions.tobytes(),
-        routes=np.zeros((10, 2, 2), "u1").tobytes(),
+        support=None,
+        routes=[RouteChunk.seal(0, np.arange(9, dtype="<i4"), np.zeros((9, 2, 2), "u1"))],
         route_shape=(2, 2),
         route_bits=8,
     )

@@ -4,7 +4,9 @@ restarts. Pure: groups in memory, no ledger, no clock."""
 from __future__ import annotations
 
 import random
+from itertools import product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +71,32 @@ def test_a_whole_window_of_equal_rewards_admits_more_up_to_a_limit():
     assert admission.capacity(0, 0, live=2, flat=False) == 0
 
 
+def test_lead_is_counted_from_the_newest_version_and_never_beyond_the_bound():
+    admission = Admission(max_staleness=4, groups_per_step=2, lead=1)
+    assert admission.capacity(version=3, next_step=3, live=0) == 4  # this step and one more
+    assert admission.capacity(version=2, next_step=3, live=0, newest=3) == 4  # an engine that lags a little
+    assert Admission(4, 2).capacity(version=3, next_step=3, live=0) == 10
+    assert Admission(1, 2, lead=1).capacity(version=0, next_step=3, live=0, newest=3) == -2  # too old whatever the lead
+    assert Admission(4, 2, lead=0).capacity(version=3, next_step=4, live=0) == 0  # cut, not trained yet
+
+
+@pytest.mark.parametrize("bound", range(4))
+@pytest.mark.parametrize("size", [1, 3])
+def test_capacity_is_exactly_the_number_of_groups_that_can_be_trained_in_time(bound, size):
+    """Against the definition, over every small case: a group may start if, with all that live before it, the batch it
+    falls into is not later than its version allows, and not further ahead than the lead."""
+    for lead in (None, *range(bound + 1)):
+        admission = Admission(bound, size, lead)
+        for version, late, next_step, live in product(range(4), range(3), range(6), range(3 * size)):
+            newest = version + late
+            room = admission.capacity(version, next_step, live, newest=newest)
+
+            latest = min(last_step(version, bound), version + bound if lead is None else newest + lead)
+            places = range(live, 99)  # in the order in which batches take groups
+            count = sum(next_step + place // size <= latest for place in places)
+            assert max(0, room) == count, (lead, version, newest, next_step, live)
+
+
 def test_overdue_counts_what_later_steps_can_train():
     admission = Admission(max_staleness=2, groups_per_step=2)
     assert admission.overdue(5, [5, 5, 6, 6]) is None
@@ -84,10 +112,11 @@ def test_overdue_counts_what_later_steps_can_train():
     seed=st.integers(0, 2**32),
     flat=st.sampled_from([0.0, 0.3, 0.9]),
     lag=st.integers(0, 3),
+    lead=st.none() | st.integers(0, 4),
 )
-def test_nothing_is_too_old_and_nothing_is_discarded(bound, size, seed, flat, lag):
+def test_ASY_1_nothing_is_too_old_and_nothing_is_discarded(bound, size, seed, flat, lag, lead):
     draw = random.Random(seed)
-    admission = Admission(bound, size)
+    admission = Admission(bound, size, lead)
     live: list[Group] = []
     ordinal = version = next_step = 0
     for _ in range(400):
@@ -95,7 +124,7 @@ def test_nothing_is_too_old_and_nothing_is_discarded(bound, size, seed, flat, la
         if event == "start":
             serving = max(0, version - draw.randint(0, lag))
             quiet = bool(live) and all(group.finished and not group.signal for group in live)
-            room = admission.capacity(serving, next_step, len(live), quiet)
+            room = admission.capacity(serving, next_step, len(live), quiet, version)
             if fits(next_step, serving, bound):
                 for _ in range(min(room, draw.randint(1, 3))):
                     live.append(started(ordinal, serving))
@@ -117,7 +146,7 @@ def test_nothing_is_too_old_and_nothing_is_discarded(bound, size, seed, flat, la
         elif event == "commit":
             version = next_step
         else:  # everything but the counts is forgotten
-            admission = Admission(bound, size)
+            admission = Admission(bound, size, lead)
     # And it always goes on: when all that is live ends and engines are up to date, there is a batch before long.
     version = next_step
     for _ in range(ROUNDS + bound + 2):

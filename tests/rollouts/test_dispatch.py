@@ -9,6 +9,7 @@ from stretto.records import Outcome
 from stretto.rollouts import standing
 from stretto.rollouts.engines import SILENCE_SECONDS as ENGINE_SILENCE
 from stretto.rollouts.leases import SILENCE_SECONDS
+from stretto.rollouts.refusals import Unknown
 from stretto.watch.metrics import read
 
 from .world import Desk, answer, configuration
@@ -25,7 +26,7 @@ def events(desk):
     return [line["text"] for line in read(desk.folder / "metrics.jsonl") if line["kind"] == "event"]
 
 
-def test_nothing_flows_before_start_version_and_engine(desk):
+def test_LED_5_nothing_flows_before_start_version_and_engine(desk):
     assert desk.flow.lease("w0", 9) == []
     desk.flow.set_version(0, "c")
     assert desk.flow.lease("w0", 9) == []
@@ -143,14 +144,69 @@ def test_a_worker_may_say_what_it_holds(desk):
     assert set(desk.flow.leases.out) == {leases[0].rollout}
 
 
-def test_an_engine_that_leaves_gives_its_leases_to_others(desk):
+def test_the_rollouts_of_an_engine_that_leaves_go_on_at_another(desk):
     desk.begin()
     leases = desk.flow.lease("w0", 4)
-    desk.engine(0, "http://e1", "c1")
     desk.flow.engine_left("http://e0")
-    again = desk.flow.lease("w0", 4)
-    assert [lease.rollout for lease in again] == [f"{lease.rollout}r1" for lease in leases]
-    assert {lease.engine for lease in again} == {"http://e1"}
+    assert desk.flow.move(leases[0].rollout, "http://e0") is None  # there is no other: ask again
+    desk.engine(0, "http://e1", "c1")
+    moved = [desk.flow.move(lease.rollout, "http://e0") for lease in leases]
+    assert moved == ["http://e1"] * 4
+    assert [desk.flow.move(lease.rollout, "http://e0") for lease in leases] == moved  # a repeat is answered alike
+    assert (desk.flow.leases.load("http://e0"), desk.flow.leases.load("http://e1")) == (0, 4)
+    desk.reopen()
+    assert desk.flow.leases.load("http://e1") == 4
+    for lease in leases:
+        assert desk.flow.receive(answer(lease, engine="http://e1"))
+    assert desk.flow.training["g0000000"].finished
+    with pytest.raises(Unknown, match="nobody waits"):
+        desk.flow.move(leases[0].rollout, "http://e1")
+
+
+def test_a_failed_engine_gets_nothing_until_its_follower_has_looked_at_it(desk):
+    desk.begin()
+    desk.engine(0)  # renewed: somebody looks after it
+    lease = desk.flow.lease("w0", 1)[0]
+    desk.flow.engine_failed("http://e0", "w0", lease.rollout)
+    desk.clock.now += 10
+    assert desk.flow.move(lease.rollout, "http://e0") is None and desk.flow.lease("w1", 4) == []
+    assert any("engine http://e0 failed g0000000-00 of w0" in text for text in events(desk))
+    desk.engine(0)
+    assert desk.flow.move(lease.rollout, "http://e0") == "http://e0" and len(desk.flow.lease("w1", 3)) == 3
+
+
+def test_nothing_moves_to_an_engine_that_would_make_its_group_older(tmp_path):
+    desk = Desk(tmp_path, configuration(max_staleness=2))
+    desk.begin(1)
+    lease = desk.flow.lease("w0", 1)[0]
+    desk.engine(0, "http://behind", "c1")
+    desk.flow.engine_left("http://e0")
+    assert desk.flow.move(lease.rollout, "http://e0") is None
+    desk.engine(1, "http://behind", "c1")
+    assert desk.flow.move(lease.rollout, "http://e0") == "http://behind"
+    desk.close()
+
+
+def test_the_leases_of_a_worker_known_to_be_dead_return_at_once(desk):
+    desk.begin()
+    lost = desk.flow.lease("w0", 4)
+    desk.flow.worker_left("w0")
+    assert [lease.rollout for lease in desk.flow.lease("w1", 4)] == [f"{lease.rollout}r1" for lease in lost]
+    assert all(slot.unanswered == 0 for slot in desk.flow.training["g0000000"].slots)
+
+
+def test_a_worker_hears_what_nobody_waits_for(desk):
+    desk.begin()
+    leases = desk.flow.lease("w0", 4)
+    held = [lease.rollout for lease in leases]
+    desk.flow.receive(answer(leases[0]))
+    desk.clock.now = leases[0].deadline + 1  # late, but it may still be the first to answer
+    desk.flow.heartbeat("w1")
+    desk.flow.tick()
+    again = desk.flow.lease("w1", 1)[0]
+    desk.flow.receive(answer(again, "w1"))
+    answered = again.rollout.removesuffix("r1")
+    assert desk.flow.heartbeat("w0", [*held, "never"]) == [held[0], answered, "never"]
 
 
 def test_an_engine_whose_follower_falls_silent_has_left(desk):
@@ -252,7 +308,7 @@ def test_a_resumed_trainer_gets_its_batches_again_and_no_new_work(desk):
     assert [lease.group for lease in desk.flow.lease("w0", 1)] == ["g0000009"]
 
 
-def test_a_stall_names_who_has_not_answered(desk):
+def test_ASY_12_a_stall_names_who_has_not_answered(desk):
     watch = standing.StallWatch()
 
     def said(after: float = 30.0) -> str:
@@ -289,5 +345,5 @@ def test_members_never_make_their_group_older(tmp_path):
     desk.flow.engine_left("http://e0")
     assert {lease.group for lease in desk.flow.lease("w0", 4)} == {"g0000001"}  # the first group waits for version 1
     desk.engine(1)
-    assert [lease.group for lease in desk.flow.lease("w0", 4)] == ["g0000000"] * 4
+    assert [lease.group for lease in desk.flow.lease("w0", 2)] == ["g0000000"] * 2
     desk.close()

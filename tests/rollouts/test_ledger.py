@@ -78,7 +78,7 @@ def killed_at(folder, statement: int) -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-def test_killed_before_any_statement(tmp_path):
+def test_LED_4_killed_before_any_statement(tmp_path):
     desk = Desk(tmp_path / "whole", CONFIG)
     drive(desk)
     whole = end(desk)
@@ -126,7 +126,7 @@ def snapshot(desk: Desk) -> dict[str, Any]:
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_restart_changes_nothing(tmp_path_factory, data):
+def test_ASY_3_a_restart_changes_nothing(tmp_path_factory, data):
     desk = Desk(tmp_path_factory.mktemp("run"), configuration(max_staleness=1, groups_per_step=1, group_size=2))
     desk.begin()
     out = []

@@ -9,6 +9,8 @@ import signal
 import time
 from collections.abc import AsyncIterator
 
+import msgspec
+
 from stretto.records import PAUSED_HEADER, Outcome, Trained
 from stretto.watch.metrics import read
 
@@ -92,11 +94,11 @@ async def test_leases_refusals_and_evaluations(tmp_path):
 
         # Whatever is wrong is said in a sentence.
         unknown = answer(expired, rollout="g9999999-00")
-        status, body = await client.ask("POST", "/receipt", unknown)
-        assert status == 404 and b"g9999999-00" in body
-        status, body = await client.ask("POST", "/receipt", json={"rollout": 3})
+        status, body = await client.ask("POST", "/receipts", [unknown, answer(expired)])
+        assert status == 200 and msgspec.json.decode(body) == {"unknown": ["g9999999-00"]}
+        status, body = await client.ask("POST", "/receipts", json=[{"rollout": 3}])
         assert status == 400
-        status, body = await client.ask("POST", "/receipt", answer(expired, sampled=99))
+        status, body = await client.ask("POST", "/receipts", [answer(expired, sampled=99), answer(expired)])
         assert status == 400 and b"99 sampled of 10" in body
         status, body = await client.ask("GET", "/batch?version=5")
         assert status == 409 and b"before batch 0" in body
@@ -128,7 +130,7 @@ async def test_the_trainer_hears_whether_training_is_paused(tmp_path):
 async def test_malformed_bodies_and_a_second_orchestrator(tmp_path):
     async with serving(tmp_path) as client:
         other = launch(client.service.run, 1)
-        for where in ("/lease", "/heartbeat", "/version", "/evaluate", "/engine", "/trained", "/receipt"):
+        for where in ("/lease", "/heartbeat", "/version", "/evaluate", "/engine", "/trained", "/receipts"):
             for body in (b"", b"{", b"[1]", b'{"worker": 1}'):
                 async with client.session.post(client.service.url + where, data=body) as response:
                     assert response.status == 400, (where, body)

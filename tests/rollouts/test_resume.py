@@ -43,7 +43,7 @@ def account(run) -> dict[int, list[str]]:
     return fates
 
 
-async def test_synchronous_run_is_the_same_after_a_kill(tmp_path):
+async def test_LED_1_synchronous_run_is_the_same_after_a_kill(tmp_path):
     async with crew(tmp_path / "whole", max_staleness=0) as (_, _, trainer):
         await trainer.start()
         await trainer.steps(0, 5)
@@ -69,7 +69,7 @@ async def test_synchronous_run_is_the_same_after_a_kill(tmp_path):
     assert [members(batch) for batch in halves] == [members(batch) for batch in whole.batches]
 
 
-async def test_asynchronous_run_loses_nothing(tmp_path):
+async def test_LED_3_asynchronous_run_loses_nothing(tmp_path):
     async with crew(tmp_path, max_staleness=2) as (service, _, trainer):
         await trainer.start()
         for first in (0, 3):

@@ -60,6 +60,9 @@ class Orchestrator:
         self.receipts: list[Receipt] = []
         self.slots: list[int] = []
         self.heartbeats = 0
+        self.elsewhere: list[str] = []  # engines to go on at, in order; the last one is repeated, "" is: not yet
+        self.moves: list[dict] = []
+        self.drop: list[str] = []  # what the next heartbeat says that nobody waits for
         self.refusals: list[int] = []  # statuses to answer to receipts before accepting one
         self.url = ""
 
@@ -72,15 +75,26 @@ class Orchestrator:
         return web.Response(body=msgspec.msgpack.encode(given))
 
     async def receipt(self, http: web.Request) -> web.Response:
-        word = decode(await http.read(), Receipt)
-        if self.refusals:
-            return web.Response(status=self.refusals.pop(0), text="not now")
-        self.receipts.append(word)
-        return web.json_response({})
+        words = decode(await http.read(), list[Receipt])
+        status = self.refusals.pop(0) if self.refusals else 200
+        if status == 404:
+            return web.json_response({"unknown": [word.rollout for word in words]})
+        if status != 200:
+            return web.Response(status=status, text="not now")
+        self.receipts += words
+        return web.json_response({"unknown": []})
 
     async def heartbeat(self, http: web.Request) -> web.Response:
         self.heartbeats += 1
-        return web.json_response({})
+        held = (await http.json())["rollouts"]
+        return web.json_response({"drop": [rollout for rollout in held if rollout in self.drop]})
+
+    async def move(self, http: web.Request) -> web.Response:
+        self.moves.append(await http.json())
+        if not self.elsewhere:
+            return web.Response(status=404, text="nobody waits")
+        url = self.elsewhere.pop(0) if len(self.elsewhere) > 1 else self.elsewhere[0]
+        return web.json_response({"engine": url})
 
 
 @pytest.fixture
@@ -88,8 +102,9 @@ async def orchestrator() -> AsyncIterator[Orchestrator]:
     peer = Orchestrator()
     app = web.Application(client_max_size=1 << 26)
     app.router.add_post("/lease", peer.lease)
-    app.router.add_post("/receipt", peer.receipt)
+    app.router.add_post("/receipts", peer.receipt)
     app.router.add_post("/heartbeat", peer.heartbeat)
+    app.router.add_post("/move", peer.move)
     async with TestServer(app) as server:
         peer.url = str(server.make_url("")).rstrip("/")
         yield peer
@@ -190,6 +205,57 @@ async def test_an_engine_that_is_gone_makes_infra_and_the_worker_goes_on(running
     assert "http://127.0.0.1:9" in words["lost-0"].reason
     assert (words["lost-0"].oldest_version, words["lost-0"].sampled) == (7, 0)
     assert words["fine-0"].solved and words["fine-1"].solved
+
+
+async def test_a_rollout_survives_the_death_of_its_engine(running, orchestrator, scripted_engine, tmp_path):
+    """The engine is gone in the middle of a rollout: another one gets the whole history and it goes on."""
+    scripted_engine.say(*HONEST)
+    app = web.Application()
+    turns = 0
+
+    async def die_at_the_third_turn(http: web.Request) -> web.Response:
+        nonlocal turns
+        turns += 1
+        if turns == 3:
+            assert http.transport is not None
+            http.transport.abort()
+            return web.Response()
+        return await scripted_engine.generate(http)
+
+    app.router.add_post("/generate", die_at_the_third_turn)
+    async with TestServer(app) as server:
+        dying = str(server.make_url("")).rstrip("/")
+        orchestrator.elsewhere = ["", scripted_engine.url]
+        orchestrator.leases = leases(dying, 1)
+        word = (await running(1))["g-0"]
+    assert word.solved and word.turns == 4 and word.engine == scripted_engine.url
+    assert [move["again"] for move in orchestrator.moves] == [False, True]
+    assert {(move["rollout"], move["engine"]) for move in orchestrator.moves} == {("g-0", dying)}
+    rollout = payload_of(word, tmp_path)
+    assert rollout.engine == scripted_engine.url
+    sampled = rollout.segments[0].sampled_T.sum()
+    assert sampled == word.sampled, "no turn was lost, none is there twice"
+
+
+async def test_a_rollout_nobody_waits_for_is_given_up(running, orchestrator, scripted_engine):
+    never = asyncio.Event()
+    scripted_engine.say(*HONEST)
+
+    async def stuck(request) -> None:
+        if request.session == "stuck-0":
+            await never.wait()
+
+    scripted_engine.pause = stuck
+    orchestrator.leases = leases(scripted_engine.url, 1, "stuck") + leases(scripted_engine.url, 1, "fine")
+    await running(1)
+    orchestrator.drop = ["stuck-0"]
+    end = time.monotonic() + 10
+    while "stuck-0" not in scripted_engine.released:
+        assert time.monotonic() < end
+        await asyncio.sleep(0.05)
+    orchestrator.leases = leases(scripted_engine.url, 1, "next")
+    words = await running(2)
+    assert set(words) == {"fine-0", "next-0"}
 
 
 async def test_slots_are_never_exceeded_and_refill(running, orchestrator, scripted_engine):

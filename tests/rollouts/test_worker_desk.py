@@ -114,3 +114,35 @@ async def test_a_cancelled_member_disturbs_nobody(desk, grader):
     await asyncio.sleep(0)
     gone.cancel()
     assert not (await desk.grade(lease("b"), {"a": b"no"})).solved
+
+
+async def test_ASY_10_a_grader_that_hangs_has_a_deadline_and_holds_up_no_abort(desk, grader, monkeypatch):
+    monkeypatch.setattr("stretto.rollouts.desk.GRADING_SECONDS", 0.4)
+
+    async def hang(task: Task, submissions: list[dict[str, bytes]], seed: int) -> list[Grade]:
+        await asyncio.sleep(60)
+        raise AssertionError("nobody waited so long")
+
+    monkeypatch.setattr(grader, "grade", hang)
+    members = [lease("a"), lease("b")]
+    for member in members:
+        desk.expect(member)
+    waiting = [asyncio.create_task(desk.grade(member, {"a": b"good"})) for member in members]
+    await asyncio.sleep(0.1)
+    began = time.monotonic()
+    waiting[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[0]
+    assert time.monotonic() - began < 0.2, "who is told to stop does not wait for the grade"
+    grade = await asyncio.wait_for(waiting[1], 5)
+    assert grade.outcome is Outcome.INFRA and "no grade within 0.4 s" in grade.reason
+
+
+async def test_a_group_has_the_same_hidden_inputs_however_often_it_is_graded(grader):
+    desk = GradingDesk(grader, patience=0.01, draw=len)  # type: ignore[arg-type]
+    first, second = lease("a", "group"), lease("b", "group")
+    desk.expect(first)
+    desk.expect(second)
+    await desk.grade(first, {"a": b"good"})
+    await desk.grade(second, {"a": b"good"})
+    assert grader.seeds == [5, 5]
