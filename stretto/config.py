@@ -7,13 +7,14 @@ name the nearest key that exists. This module imports nothing of ours.
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -22,11 +23,20 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 class ConfigError(ValueError):
     """A sentence for the user: which key is wrong, and what to write instead."""
 
+    final = True  # no restart heals it
+
 
 class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError(f"{str(value).lower()} is not a value for this key")
+        return value
 
 
 class RunConfig(Section):
@@ -43,6 +53,9 @@ class RunConfig(Section):
 class ModelConfig(Section):
     path: str = "nano"
     """Hugging Face checkpoint folder, or `nano` for the one shipped with the package."""
+    numerics: Literal["fast", "ordered", "exact"] = "ordered"
+    """How exactly trainer and engine agree: `fast` computes as each side likes, `ordered` rounds at the same places on
+    both, `exact` makes log-probs equal to the bit on one type of device, at some cost."""
 
     @property
     def folder(self) -> Path:
@@ -83,6 +96,19 @@ class SandboxConfig(Section):
     """Size of the box's tmpfs workspace."""
     warm: int = Field(default=4, ge=0)
     """Boxes kept started ahead of need; each is used once."""
+    latency_p50: float = Field(default=0.0, ge=0)
+    """For experiments: before each tool call its box sleeps, half of the times for longer than this; 0 is never."""
+    latency_p99: float = Field(default=0.0, ge=0)
+    """One sleep of a hundred takes longer than this (lognormal)."""
+
+    @model_validator(mode="after")
+    def _quantiles_in_order(self) -> SandboxConfig:
+        if self.latency_p99 < self.latency_p50 or (self.latency_p99 > 0) != (self.latency_p50 > 0):
+            raise ValueError(
+                f"latency_p50 is {self.latency_p50:g} and latency_p99 {self.latency_p99:g}: set both, the second to no "
+                "less than the first, or neither"
+            )
+        return self
 
 
 class GradingConfig(Section):
@@ -103,14 +129,22 @@ class RolloutsConfig(Section):
     """Groups in one optimizer step."""
     max_staleness: int = Field(default=2, ge=0)
     """Bound on a token's age in optimizer steps when trained, queueing included. 0 is synchronous."""
+    lead: Annotated[int, Field(ge=0)] | Literal["bound"] = "bound"
+    """Steps sampled ahead of the newest version; `bound` is as many as max_staleness allows. Fewer: fresher tokens."""
     min_group: Positive = 2
     """A group with fewer survivors (the others `infra`) is not trained."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature in training."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling in training; log-probs are those of the truncated distribution."""
+    """Nucleus sampling in training; log-probs are those of the truncated distribution, on both sides."""
+    top_k: int = Field(default=0, ge=0)
+    """Sample among the so many most likely tokens in training; 0 among all."""
+    turn_seconds: float = Field(default=60.0, gt=0)
+    """A rollout whose engine has not answered a turn by then goes on at another engine."""
     deadline_seconds: float = Field(default=120.0, gt=0)
     """A lease that has not been answered by then is given to another worker."""
+    group_seconds: float = Field(default=300.0, gt=0)
+    """A group is cut with the members it has by then; until then members that end as `infra` are replaced."""
     workers: Positive = 1
     """Rollout worker processes on this machine."""
     concurrency: Positive = 96
@@ -132,17 +166,52 @@ class TrainerConfig(Section):
     """AdamW decoupled weight decay, on matrices only."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Global gradient norm is clipped to this."""
+    guard: float = Field(default=0.05, ge=0)
+    """A step is made smaller, and said to be, when the policy has moved further than this (KL per token) since the
+    batch's rollouts were sampled; 0 never."""
     microbatch_tokens: Positive = 4096
     """Tokens per forward-backward pass."""
-    correction: Literal["tis", "icepop", "none"] = "tis"
-    """Off-policy correction: token-level truncated importance sampling, two-sided token mask, or none."""
+    preset: str = "dr-grpo"
+    """A named objective: sets the keys from `advantage` to `ema_decay` as its table in `presets.toml` says; those given
+    explicitly win."""
+    advantage: Literal["centred", "standardised", "reinforce++"] = "centred"
+    """What a reward is compared with: the group's mean (Dr. GRPO); that, over the group's standard deviation (GRPO); or
+    the group's mean, over the standard deviation of the whole batch (REINFORCE++ with baseline)."""
+    objective: Literal["reinforce", "ppo", "cispo", "gspo", "dppo"] = "reinforce"
+    """What the ratio of the present policy to `proximal` does: nothing, clips (`ppo` per token, `gspo` per sequence,
+    `dppo` by the change of probability), or weighs with a cap (`cispo`)."""
+    clip_low: float = Field(default=0.2, gt=0, le=1)
+    """`ppo`, `gspo`, `dppo`: how far the ratio (`dppo`: the probability) may fall where the advantage is negative."""
+    clip_high: float = Field(default=0.2, gt=0)
+    """How far it may rise where the advantage is positive (DAPO: more than `clip_low`); `cispo` caps at 1 + this."""
+    clip_dual: float = Field(default=3.0, gt=1)
+    """`ppo`, `gspo`, `dppo`: a larger ratio has no gradient at all (dual clip)."""
+    correction: Literal["none", "tis", "sequence-tis", "icepop", "sequence-mask", "geometric-mask"] = "tis"
+    """What is left of a token that another policy sampled: `reinforce` weighs the present policy against it, the other
+    objectives weigh `proximal`. `tis` truncates the ratio (of tokens, or of whole sequences), the others mask."""
+    correction_floor: float = Field(default=0.5, gt=0, lt=1)
+    """The masks' lower bound of the ratio (`geometric-mask`: of its geometric mean)."""
     correction_cap: float = Field(default=2.0, gt=1)
-    """Upper bound of the importance weight (`tis`), and of both the ratio and its inverse (`icepop`)."""
+    """The largest ratio: truncated to it by `tis` and `sequence-tis`, masked above it by the others."""
+    off_policy_mask: float = Field(default=0.0, ge=0)
+    """Leave out sequences with a negative advantage whose mean log-prob has fallen by more than this; 0 never."""
+    proximal: Literal["behaviour", "ema"] = "behaviour"
+    """The centre of the clip: the policy that sampled, or a moving average of the weights (decoupled PPO)."""
+    kl: float = Field(default=0.0, ge=0)
+    """Penalty on k1, log(present / reference) of each token, taken off its advantage; 0 keeps no reference."""
+    reference: Literal["start", "ema"] = "start"
+    """What `kl` holds the policy to: the checkpoint the run began from, or the moving average."""
+    ema_decay: float = Field(default=0.9, gt=0, lt=1)
+    """Decay per version of the moving average of the weights."""
     normalizer: Literal["token", "sequence", "constant"] = "constant"
-    """Denominator of the loss: trained tokens, rollouts, or `rollouts x max_tokens` (Dr. GRPO); the last two count the
-    rollouts of groups with equal rewards too."""
+    """Denominator of the loss: sampled tokens, rollouts (each by its own tokens), or `rollouts x max_tokens` (Dr.
+    GRPO); the last two count the rollouts of groups with equal rewards too."""
     replay: bool = True
     """Force the experts chosen at inference in the training forward."""
+    replay_ratio: float = Field(default=0.8, ge=0, le=1)
+    """A recorded expert is replaced when its score is below this share of the own expert's in its place; 0: never."""
+    recompute: bool = False
+    """Compute each block's activations again in the backward pass instead of keeping them: less memory, more time."""
     mismatch_every: int = Field(default=4, ge=0)
     """Measure engine/trainer mismatch with and without replay each so many steps; 0 never."""
     checkpoint_every: Positive = 10
@@ -152,14 +221,56 @@ class TrainerConfig(Section):
     threads: Positive = 1
     """Compute threads of the trainer process."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_preset(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        name, known = str(given.get("preset", "dr-grpo")), presets()
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+            raise ValueError(f"no preset is named {name!r}; did you mean {near}? There are {', '.join(known)}")
+        return {**known[name], **given}
+
+    @model_validator(mode="after")
+    def _every_option_acts(self) -> TrainerConfig:
+        if self.proximal == "ema" and self.objective == "reinforce":
+            raise ValueError(
+                "proximal is ema, but objective reinforce has no clip that it could be the centre of: use ppo, gspo, "
+                "dppo or cispo, or leave proximal at behaviour"
+            )
+        if self.proximal == "behaviour" and self.objective != "reinforce" and self.correction != "none":
+            raise ValueError(
+                f"correction {self.correction} weighs the proximal policy against the one that sampled, and with "
+                f"proximal = behaviour they are the same: use correction = none, or proximal = ema"
+            )
+        if self.reference == "ema" and not self.kl:
+            raise ValueError("reference is ema, but kl is 0, so that nothing is held to it: set kl, or leave reference")
+        return self
+
+
+@functools.cache
+def presets() -> dict[str, dict[str, Any]]:
+    """What each `trainer.preset` sets, by name: `presets.toml`."""
+    return tomllib.loads((resources.files("stretto") / "presets.toml").read_text())
+
 
 class EngineConfig(Section):
+    backend: Literal["native", "vllm"] = "native"
+    """Who samples: the engine of this package, or vLLM (`pip install 'stretto[vllm]'`)."""
+    routes: Literal["required", "unknown"] = "required"
+    """With `vllm` on hardware where it can't return the experts it chose, `unknown` samples without them; they can't be
+    replayed then."""
+    tensor_parallel: Positive = 1
+    """Devices that one engine of `vllm` is spread over."""
     slots: Positive = 96
     """Sequences with a KV cache slot at once, idle sessions included."""
     max_tokens: Positive = 768
     """Tokens per KV slot."""
     prefill_tokens: Positive = 2048
     """Prompt tokens processed in one forward pass, so that decoding is not held up."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What activations and KV cache are rounded to; weights hold bf16 values either way."""
     threads: Positive = 1
     """Compute threads of each engine process."""
 
@@ -180,6 +291,10 @@ class LaunchConfig(Section):
     """Address the services bind to."""
     start_seconds: float = Field(default=120.0, gt=0)
     """Each service must answer its health check within this time."""
+    restarts: int = Field(default=4, ge=0)
+    """Times a process that dies is started again within `restart_seconds`; one death more ends the run."""
+    restart_seconds: float = Field(default=120.0, gt=0)
+    """Deaths longer ago than this are forgotten."""
 
 
 class EvalConfig(Section):
@@ -218,6 +333,14 @@ class Config(Section):
             )
         if self.rollouts.group_size < 2:
             raise ValueError("rollouts.group_size is 1: a group of one has no baseline; use at least 2")
+        if self.rollouts.min_group < 2:
+            raise ValueError("rollouts.min_group is 1: a group of one has no baseline; use at least 2")
+        if isinstance(self.rollouts.lead, int) and self.rollouts.lead > self.rollouts.max_staleness:
+            raise ValueError(
+                f"rollouts.lead is {self.rollouts.lead}, more than rollouts.max_staleness "
+                f"({self.rollouts.max_staleness}): what is sampled so far ahead could not be trained; use at most "
+                f"{self.rollouts.max_staleness}, or 'bound'"
+            )
         if self.run.store.startswith("memory:"):
             raise ValueError(
                 "run.store is in memory, which processes do not share; use a folder, s3://, gs:// or az://"
@@ -227,7 +350,34 @@ class Config(Section):
                 f"harness.max_tokens ({self.harness.max_tokens}) exceeds engine.max_tokens "
                 f"({self.engine.max_tokens}): a rollout would not fit its KV slot"
             )
+        self._engine_can()
         return self
+
+    def _engine_can(self) -> None:
+        """What only one of the two engines honours."""
+        engine = self.engine
+        if engine.backend == "native":
+            if engine.routes == "unknown":
+                raise ValueError("engine.routes is unknown, but the native engine knows them: leave it at required")
+            if engine.tensor_parallel != 1:
+                raise ValueError(
+                    f"engine.tensor_parallel is {engine.tensor_parallel}, but the native engine runs in one process: "
+                    "leave it at 1, or use engine.backend = vllm"
+                )
+            return
+        if self.model.numerics == "exact":
+            raise ValueError(
+                "model.numerics is exact, which vLLM does not hold: use ordered, or engine.backend = native"
+            )
+        if self.rollouts.top_p < 1:
+            raise ValueError(
+                "rollouts.top_p is below 1, but vLLM does not tell which tokens it kept, so that the trainer can't "
+                "normalise over them: use rollouts.top_p = 1, or the native engine"
+            )
+        if engine.routes == "unknown" and self.trainer.replay:
+            raise ValueError(
+                "engine.routes is unknown, so there is nothing to replay: set trainer.replay = false as well"
+            )
 
     @property
     def run_dir(self) -> Path:
@@ -260,6 +410,10 @@ def load(source: str | Path, overrides: list[str] | None = None) -> Config:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from error
+    asked = any(override.partition("=")[0].strip() == "trainer.preset" for override in overrides or [])
+    if asked and isinstance(tree.get("trainer"), dict):
+        for key in set().union(*presets().values()):  # the preset asked for replaces what the file says of these
+            tree["trainer"].pop(key, None)
     for override in overrides or []:
         _apply(tree, override)
     return parse(tree)

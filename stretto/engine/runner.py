@@ -16,15 +16,17 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 import xxhash
 
 from stretto.config import EngineConfig
-from stretto.engine.cache import KVCache, SlotAttend
-from stretto.engine.sampler import sample, uniforms
+from stretto.engine.cache import KVCache
+from stretto.engine.contract import Log
+from stretto.engine.forward import forward_of, logits, warm_up
+from stretto.engine.sampler import Drawn, sample, uniforms
 from stretto.engine.scheduler import Ended, Job, Plan, Scheduler, Streamed
 from stretto.engine.slots import Routes
 from stretto.engine.standby import Standby
@@ -35,10 +37,6 @@ BUSY_SECONDS = 0.5
 """One `busy` line per so many seconds in which there was work."""
 
 Events = list[Ended | Streamed]
-
-
-class Log(Protocol):
-    def log(self, kind: str, **values: Any) -> None: ...
 
 
 @dataclass
@@ -91,8 +89,11 @@ class Runner:
         )
         kv_heads, key_dim, value_dim = spec.cache_shape
         self.cache = KVCache(spec.layers, config.slots, kv_heads, config.max_tokens, key_dim, value_dim)
-        self.cache.compile(spec.heads)
-        self.standby = Standby(spec)
+        self._forward = forward_of(self.model, self.cache)
+        warm_up(self._forward)
+        one, none = np.ones(1, np.float32), np.zeros(1, np.int64)
+        sample(torch.zeros(1, spec.vocab_size), one, one, none, uniforms(none, none))
+        self.standby = Standby(spec, model.numerics)
         self._deliver, self._failed, self._metrics = deliver, failed, metrics
         self._keys = itertools.count(1)
         self._seed = f"{name}/{seed}"
@@ -148,6 +149,7 @@ class Runner:
         def swap() -> float:
             start = time.perf_counter()
             self.model = self.standby.exchange(self.model)
+            self._forward = forward_of(self.model, self.cache)
             self.serving = serving
             self.scheduler.swapped()
             self.counters.swaps += 1
@@ -165,22 +167,28 @@ class Runner:
         return answer
 
     @torch.inference_mode()
+    def advance(self) -> bool:
+        """Carry out what came, then make one pass; False when there was nothing to compute. The loop's own turn, for
+        those who drive an engine without its thread."""
+        self._attend_inbox()
+        plan = None if self._paused else self.scheduler.plan()
+        if plan is None:
+            return False
+        start = time.perf_counter()
+        if events := self._step(plan):
+            self._count(events)
+            self._deliver(events)
+        self._account(time.perf_counter() - start)
+        return True
+
     def _loop(self) -> None:
         try:
             while not self._stopping:
-                self._attend_inbox()
-                plan = None if self._paused else self.scheduler.plan()
-                if plan is None:
+                if not self.advance():
                     self._account(0.0)
                     self._wake.wait(BUSY_SECONDS if self._worked else None)
                     self._wake.clear()
                     self._mark = self._mark if self._worked else time.time()
-                    continue
-                start = time.perf_counter()
-                if events := self._step(plan):
-                    self._count(events)
-                    self._deliver(events)
-                self._account(time.perf_counter() - start)
         except BaseException as error:
             self._failed(error)
             raise
@@ -189,31 +197,31 @@ class Runner:
         while self._inbox:
             act, answer = self._inbox.popleft()
             result = act()
-            if answer is not None:
+            if answer is not None and answer.set_running_or_notify_cancel():  # else the caller has gone away
                 answer.set_result(result)
 
     def _step(self, plan: Plan) -> Events:
         """One pass. Returns what it means for the callers."""
         self.cache.copy(plan.copies)
         model, version, scheduler = self.model, self.serving.version, self.scheduler
-        attend = SlotAttend(self.cache, plan)
-        out = model(torch.from_numpy(plan.ids_T), torch.from_numpy(plan.positions_T), attend, capture=True)
-        routes_TLK = None if out.routes_TLK is None else out.routes_TLK.numpy()
+        passed = self._forward(plan)
+        self.cache.copy(plan.twins)
         slots_N = plan.samplers_N
         if len(slots_N):
-            ids_N, logprobs_N = sample(
-                model.logits(out.hidden_TD[torch.from_numpy(plan.sampled_N)]),
+            drawn = sample(
+                logits(model, passed.hidden_ND),
                 scheduler.temperature_S[slots_N],
                 scheduler.top_p_S[slots_N],
                 scheduler.top_k_S[slots_N],
                 uniforms(scheduler.seed_S[slots_N], plan.next_N),
+                model.numerics.exact,
             )
         else:
-            ids_N, logprobs_N = np.zeros(0, np.int32), np.zeros(0, np.float32)
+            drawn = Drawn(np.zeros(0, np.int32), np.zeros(0, np.float32), None)
         self.counters.passes += 1
         self.counters.sampled += len(slots_N)
         self.counters.prefilled += len(plan.slots_T) - plan.decoding
-        return scheduler.commit(plan, routes_TLK, ids_N, logprobs_N, version)
+        return scheduler.commit(plan, passed.routes_TLK, drawn.ids_N, drawn.logprobs_N, version, drawn.support)
 
     def _count(self, events: Events) -> None:
         for event in events:

@@ -17,12 +17,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stretto.engine.contract import check_request
 from stretto.engine.slots import MIN_SHARE, Routes, Slots
-from stretto.records import GenerateRequest, GenerateResponse, Sampling
-
-
-class BadRequest(ValueError):
-    """The request cannot be served here; the sentence says why. The user's mistake."""
+from stretto.records import GenerateRequest, GenerateResponse, RouteChunk
+from stretto.support import Support
 
 
 @dataclass(eq=False)
@@ -37,6 +35,7 @@ class Job:
     cached: int = 0
     continuing: bool = False  # goes on with the rows its session holds, whatever weights made them
     seeking: bool = False  # its rows could still come from another slot
+    supports: list[Support] = field(default_factory=list)  # of the tokens sampled so far, where top-p or top-k cut
     ids: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,8 +63,9 @@ class Plan:
     decoding: int  # the first so many rows are one per slot
     chunks: list[Chunk]
     sampled_N: np.ndarray  # rows of the pass whose logits are wanted
-    samplers_N: np.ndarray  # their slots
+    samplers_N: np.ndarray  # their slots; a row of several equal prompts is sampled from once for each of them
     next_N: np.ndarray  # the positions their tokens will have
+    twins: list[tuple[int, int, int]]  # copies to be done after the pass, to slots that wait for exactly these rows
     serial: int
 
 
@@ -111,23 +111,7 @@ class Scheduler:
 
     def check(self, request: GenerateRequest) -> None:
         """Raise BadRequest with a sentence for what this engine cannot do. Thread-safe."""
-        ids, sampling, room = request.ids, request.sampling, self.slots.max_tokens
-        if not ids:
-            raise BadRequest("ids is empty: give at least one token to continue from")
-        if min(ids) < 0 or max(ids) >= self.vocab_size:
-            raise BadRequest(f"ids holds a token outside the vocabulary of {self.vocab_size}")
-        if request.max_tokens < 1:
-            raise BadRequest(f"max_tokens is {request.max_tokens}; it must be at least 1")
-        if len(ids) + request.max_tokens > room:
-            raise BadRequest(
-                f"{len(ids)} prompt tokens and max_tokens {request.max_tokens} do not fit a slot of {room} tokens: "
-                "shorten the prompt, lower max_tokens, or raise engine.max_tokens"
-            )
-        if any(not 0 <= token < self.vocab_size for token in request.stop):
-            raise BadRequest(f"stop holds a token outside the vocabulary of {self.vocab_size}")
-        if not 0 <= request.routes_from <= len(ids):
-            raise BadRequest(f"routes_from is {request.routes_from}, but the history has {len(ids)} tokens")
-        check_sampling(sampling)
+        check_request(request, self.vocab_size, self.slots.max_tokens)
 
     def submit(self, job: Job) -> None:
         self.waiting.append(job)
@@ -179,13 +163,32 @@ class Scheduler:
             missing_A = np.where(np.isin(active_A, held), 0, missing_A)
         decoding_B = active_A[missing_A == 1]
         chunks = self._chunks(active_A[missing_A > 1], len(decoding_B))
+        if not len(decoding_B) and not chunks:
+            return None
+        if not chunks:  # what most passes are, in fewer steps
+            positions_B, rows_B = slots.rows_S[decoding_B], np.arange(len(decoding_B))
+            return Plan(
+                copies=copies,
+                slots_T=decoding_B,
+                positions_T=positions_B,
+                ids_T=slots.ids_SM[decoding_B, positions_B].astype(np.int64),
+                decoding=len(decoding_B),
+                chunks=[],
+                sampled_N=rows_B,
+                samplers_N=decoding_B,
+                next_N=slots.known_S[decoding_B],
+                twins=[],
+                serial=slots.serial,
+            )
         spans = [(decoding_B, slots.rows_S[decoding_B])]
         spans += [(np.full(c.end - c.start, c.slot), np.arange(c.end - c.start) + c.position) for c in chunks]
         slots_T, positions_T = (np.concatenate(part) for part in zip(*spans, strict=True))
-        if not len(slots_T):
-            return None
         complete = [c for c in chunks if c.position + c.end - c.start == slots.known_S[c.slot]]
-        samplers_N = np.concatenate([decoding_B, np.array([c.slot for c in complete], np.int64)])
+        twins = self._twins(complete, held)
+        lasts = {c.slot: c.end - 1 for c in complete}
+        sampled = [*lasts.values(), *(lasts[source] for source, _, _ in twins)]
+        samplers = [*lasts, *(slot for _, slot, _ in twins)]
+        samplers_N = np.concatenate([decoding_B, np.array(samplers, np.int64)])
         return Plan(
             copies=copies,
             slots_T=slots_T,
@@ -193,29 +196,45 @@ class Scheduler:
             ids_T=slots.ids_SM[slots_T, positions_T].astype(np.int64),
             decoding=len(decoding_B),
             chunks=chunks,
-            sampled_N=np.concatenate([np.arange(len(decoding_B)), np.array([c.end - 1 for c in complete], np.int64)]),
+            sampled_N=np.concatenate([np.arange(len(decoding_B)), np.array(sampled, np.int64)]),
             samplers_N=samplers_N,
             next_N=slots.known_S[samplers_N],
+            twins=twins,
             serial=slots.serial,
         )
 
     def commit(
-        self, plan: Plan, routes_TLK: np.ndarray | None, ids_N: np.ndarray, logprobs_N: np.ndarray, version: int
+        self,
+        plan: Plan,
+        routes_TLK: np.ndarray | None,
+        ids_N: np.ndarray,
+        logprobs_N: np.ndarray,
+        version: int,
+        support: Support | None = None,
     ) -> list[Ended | Streamed]:
-        """Write what the pass made, all streams of a token together, and end the jobs that are done."""
+        """Write what the pass made, all streams of a token together, and end the jobs that are done. `support` is there
+        when any of the N tokens came from a truncated distribution."""
         slots = self.slots
         if routes_TLK is not None:
             slots.routes_SMLK[plan.slots_T, plan.positions_T] = routes_TLK
+            slots.row_ids_SM[plan.slots_T, plan.positions_T] = plan.ids_T
         first = plan.slots_T[plan.positions_T == 0]
         slots.serial_S[first] = plan.serial
         slots.rows_S[plan.slots_T[: plan.decoding]] += 1
         for chunk in plan.chunks:
             slots.rows_S[chunk.slot] += chunk.end - chunk.start
+        for source, slot, rows in plan.twins:
+            slots.share(source, slot, rows)
+            job = self.active[slot]
+            job.seeking, job.cached = False, rows
 
         finite_N = np.isfinite(logprobs_N)
         at = (plan.samplers_N, plan.next_N)
         slots.ids_SM[at], slots.logprobs_SM[at], slots.versions_SM[at] = ids_N, logprobs_N, version
         slots.known_S[plan.samplers_N] += 1
+        for slot, one in zip(plan.samplers_N.tolist(), support.split() if support is not None else []):
+            if self.active[slot].request.sampling.truncated:
+                self.active[slot].supports.append(one)
         stopped_N = self.stop_SV[plan.samplers_N, ids_N]
         full_N = plan.next_N + 1 >= self.end_S[plan.samplers_N]
 
@@ -266,12 +285,16 @@ class Scheduler:
     def _share(self) -> list[tuple[int, int, int]]:
         """Copies that spare rows. A job stays `seeking` while an earlier one is computing rows that it needs too."""
         copies = []
+        waiting: set[tuple[int, bytes]] = set()  # rows and ids of those who stay; so do their equals
         for slot, job in self.active.items():
             if not job.seeking:
                 continue
             own = int(self.slots.rows_S[slot])
+            if (wish := (own, job.ids.tobytes())) in waiting:
+                continue
             source, now, later = self.slots.source(slot)
             if later - max(now, own) >= MIN_SHARE:
+                waiting.add(wish)
                 continue
             job.seeking = False
             if now - own >= MIN_SHARE:
@@ -279,6 +302,20 @@ class Scheduler:
                 copies.append((source, slot, now))
             job.cached = int(self.slots.rows_S[slot])
         return copies
+
+    def _twins(self, complete: list[Chunk], held: list[int]) -> list[tuple[int, int, int]]:
+        """(source, slot, rows) for those that wait for exactly the ids that a chunk completes: they need no row of
+        their own, not even the last one, whose logits are theirs too."""
+        slots, twins = self.slots, []
+        for slot in held:
+            rows = int(slots.known_S[slot])
+            for chunk in complete:
+                live = chunk.position == 0 or slots.serial_S[chunk.slot] == slots.serial
+                alike = live and slots.known_S[chunk.slot] == rows
+                if alike and np.array_equal(slots.ids_SM[chunk.slot, :rows], slots.ids_SM[slot, :rows]):
+                    twins.append((chunk.slot, slot, rows))
+                    break
+        return twins
 
     def _chunks(self, slots_A: np.ndarray, start: int) -> list[Chunk]:
         """Prefill in order of admission until the budget is spent."""
@@ -299,37 +336,34 @@ class Scheduler:
         self._streams -= job.stream
         self._room = True
         slots.idle(slot)
-        start, known, rows = int(self.start_S[slot]), int(slots.known_S[slot]), int(slots.rows_S[slot])
-        routes = slots.routes_SMLK[slot, job.request.routes_from : known - 1]
-        if rows < known - 1:  # aborted before its rows were made
-            routes = routes.copy()
-            routes[max(rows - job.request.routes_from, 0) :] = self.routes.unknown
+        start, known = int(self.start_S[slot]), int(slots.known_S[slot])
+        routes = slots.chunk(slot, job.request.routes_from, max(known - 1, job.request.routes_from))
         return Ended(job, self._response(job, slot, slice(start, known), routes, finish))
 
     def _unstarted(self, job: Job) -> GenerateResponse:
-        count = max(len(job.ids) - 1 - job.request.routes_from, 0)
-        routes = np.full((count, *self.slots.routes_SMLK.shape[2:]), self.routes.unknown, self.slots.routes_SMLK.dtype)
+        """No pass has seen it, so none of its rows is known."""
+        ids = job.ids[job.request.routes_from : -1]
+        routes = None
+        if self.routes.layers:
+            shape = len(ids), self.routes.layers, self.routes.per_token
+            unknown = np.full(shape, self.routes.unknown, self.slots.routes_SMLK.dtype)
+            routes = RouteChunk.seal(job.request.routes_from, ids, unknown)
         return self._response(job, 0, slice(0, 0), routes, "aborted")
 
-    def _response(self, job: Job, slot: int, sampled: slice, routes: np.ndarray, finish: str) -> GenerateResponse:
+    def _response(
+        self, job: Job, slot: int, sampled: slice, routes: RouteChunk | None, finish: str
+    ) -> GenerateResponse:
+        support = None
+        if job.request.sampling.truncated:
+            support = Support.join([Support.none(self.vocab_size), *job.supports]).seal()
         return GenerateResponse(
             ids=self.slots.ids_SM[slot, sampled].tolist(),
             logprobs=self.slots.logprobs_SM[slot, sampled].tobytes(),
             versions=self.slots.versions_SM[slot, sampled].tobytes(),
-            routes=routes.tobytes(),
-            routes_from=job.request.routes_from,
+            support=support,
+            routes=routes,
             route_shape=(self.routes.layers, self.routes.per_token),
             route_bits=self.routes.bits,
             finish=finish,
             cached=job.cached,
         )
-
-
-def check_sampling(sampling: Sampling) -> None:
-    """Raise BadRequest for a distribution that does not exist."""
-    if not 0 <= sampling.temperature <= 100:
-        raise BadRequest(f"temperature is {sampling.temperature}; it must lie between 0 (greedy) and 100")
-    if not 0 < sampling.top_p <= 1:
-        raise BadRequest(f"top_p is {sampling.top_p}; it must lie above 0 and at most at 1")
-    if sampling.top_k < 0:
-        raise BadRequest(f"top_k is {sampling.top_k}; 0 keeps all tokens")

@@ -19,21 +19,20 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import torch
 from aiohttp import web
 
 from stretto.config import EngineConfig
+from stretto.engine.contract import BadRequest, Engine, Fault, Gauge, Log, Unavailable, WeightsRefused
 from stretto.engine.fit import fitting
 from stretto.engine.openai import ChatEndpoint, NoSuchModel, error_body
-from stretto.engine.runner import Log
-from stretto.engine.scheduler import BadRequest
-from stretto.engine.service import Fault, Service, Unavailable
-from stretto.engine.standby import WeightsRefused
+from stretto.engine.service import Service
 from stretto.harness.chat import Chat
-from stretto.model import checkpoint
+from stretto.model import checkpoint, selftest
+from stretto.model.numerics import Level, Numerics, engine_numerics
 from stretto.model.transformer import Transformer
 from stretto.records import GenerateRequest, decode, encode
 
@@ -61,35 +60,60 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def serve(
-    model: Path, name: str, host: str, port: int, config: EngineConfig, version: int, metrics: Log | None, seed: int
+    model: Path,
+    name: str,
+    host: str,
+    port: int,
+    config: EngineConfig,
+    version: int,
+    metrics: Log | None,
+    seed: int,
+    level: str = Level.ORDERED,
 ) -> None:
     """Serve the checkpoint folder `model` until SIGTERM or SIGINT; port 0 takes any free one.
 
     With `version` -1 only its architecture and tokenizer are used, and /generate answers 503 until the first
-    /update_weights. Ends with SystemExit and a sentence when the checkpoint or the address can't be used.
+    /update_weights. Ends with SystemExit and a sentence when the checkpoint or the address can't be used, or when
+    this machine can't hold the `level` of `model.numerics`.
     """
     torch.set_num_threads(config.threads)
     try:  # before any weights are read: they may take minutes
         listener = socket.create_server((host, port))
     except OSError as error:
         reason = "is in use: stop what listens there, or choose another" if error.errno == errno.EADDRINUSE else error
-        raise SystemExit(f"engine {name}: port {port} on {host} {reason}") from None
+        raise SystemExit(f"{name}: port {port} on {host} {reason}") from None
     try:
         spec, chat = fitting(model, config)
-        network = _load(model) if version >= 0 else checkpoint.empty(spec)
+        if config.backend == "vllm":
+            from stretto.engine import vllm
+
+            start = vllm.start(model, spec, config, version=version, seed=seed, name=name, metrics=metrics)
+        else:
+            numerics = engine_numerics(level, config.dtype)
+            if numerics.exact:
+                selftest.check(spec, numerics)
+            network = _load(model, numerics) if version >= 0 else checkpoint.empty(spec, numerics=numerics)
+            start = _native(network, config, version=version, seed=seed, name=name, metrics=metrics)
     except ValueError as error:
-        raise SystemExit(f"engine {name}: {error}") from None
+        raise SystemExit(f"{name}: {error}") from None
 
     async def run() -> None:
-        service = Service(network, config, version=version, seed=seed, name=name, metrics=metrics)
+        try:
+            service = await start
+        except ValueError as error:
+            raise SystemExit(f"{name}: {error}") from None
         await _run(service, build_app(service, chat, name, model.resolve().name), listener)
         if service.broken.done():
-            raise SystemExit(f"engine {name}: its loop failed: {service.broken.exception()!r}")
+            raise SystemExit(f"{name}: its loop failed: {service.broken.exception()!r}")
 
     asyncio.run(run())
 
 
-def build_app(service: Service, chat: Chat, name: str, model: str) -> web.Application:
+async def _native(network: Transformer, config: EngineConfig, **options: Any) -> Engine:
+    return Service(network, config, **options)
+
+
+def build_app(service: Engine, chat: Chat, name: str, model: str) -> web.Application:
     """The routes above on one service. `model` is the id that OpenAI clients ask for."""
     app = web.Application(client_max_size=MAX_BODY, middlewares=[_sentences])
 
@@ -137,7 +161,7 @@ def build_app(service: Service, chat: Chat, name: str, model: str) -> web.Applic
     return app
 
 
-async def _run(service: Service, app: web.Application, listener: socket.socket) -> None:
+async def _run(service: Engine, app: web.Application, listener: socket.socket) -> None:
     """Serve until a signal comes or the engine's loop fails."""
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -155,9 +179,9 @@ async def _run(service: Service, app: web.Application, listener: socket.socket) 
         await runner.cleanup()
 
 
-def _load(folder: Path) -> Transformer:
+def _load(folder: Path, numerics: Numerics) -> Transformer:
     """The checkpoint with weights rounded to bf16: what is served is what a published version would hold."""
-    model = checkpoint.load(folder)
+    model = checkpoint.load(folder, numerics=numerics)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.to(torch.bfloat16))
@@ -185,23 +209,16 @@ async def _sentences(request: web.Request, handler: Handler) -> web.StreamRespon
     return web.json_response(body, status=status)
 
 
-def _prometheus(service: Service, name: str) -> str:
-    status, counters = service.status(), service.counters
+def _prometheus(service: Engine, name: str) -> str:
+    status = service.status()
     version = -1 if status.version is None else status.version
     values = [
-        ("version", "gauge", "Policy version that samples now; -1 without weights", version),
-        ("slots", "gauge", "KV slots", status.slots),
-        ("kv_bytes", "gauge", "Memory of the KV slots, all allocated at start", service.runner.cache.bytes),
-        ("active", "gauge", "Requests that hold a slot", status.active),
-        ("waiting", "gauge", "Requests without a slot", status.waiting),
-        ("sessions", "gauge", "Sessions whose KV is held", status.sessions),
-        ("requests_total", "counter", "Requests ended", counters.requests),
-        ("sampled_tokens_total", "counter", "Tokens sampled", counters.sampled),
-        ("prefill_tokens_total", "counter", "Prompt tokens computed in chunks", counters.prefilled),
-        ("reused_tokens_total", "counter", "Prompt tokens whose KV was there already", counters.reused),
-        ("passes_total", "counter", "Forward passes", counters.passes),
-        ("swaps_total", "counter", "Weight versions taken over", counters.swaps),
-        ("busy_seconds_total", "counter", "Seconds in forward passes", round(counters.busy_seconds, 6)),
+        Gauge("version", "gauge", "Policy version that samples now; -1 without weights", version),
+        Gauge("slots", "gauge", "KV slots", status.slots),
+        Gauge("active", "gauge", "Requests that hold a slot", status.active),
+        Gauge("waiting", "gauge", "Requests without a slot", status.waiting),
+        Gauge("sessions", "gauge", "Sessions whose KV is held", status.sessions),
+        *service.gauges(),
     ]
     lines = []
     for key, kind, text, value in values:

@@ -9,39 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stretto.config import EngineConfig
-from stretto.engine.runner import Counters, Events, Log, Runner, Serving
+from stretto.engine.contract import Fault, Gauge, Log, Status, Unavailable
+from stretto.engine.runner import Events, Runner, Serving
 from stretto.engine.scheduler import Ended, Streamed
 from stretto.engine.standby import model_fingerprint
 from stretto.model.transformer import Transformer
 from stretto.records import GenerateRequest, GenerateResponse
 
 Event = Streamed | Ended | Exception
-
-
-class Unavailable(Exception):
-    """The engine can't serve now: no weights yet, or it is going down. The caller may try again later."""
-
-
-class Fault(Exception):
-    """The engine failed at a request that was in order."""
-
-
-@dataclass(frozen=True)
-class Status:
-    """What /health says."""
-
-    version: int | None
-    fingerprint: str
-    paused: bool
-    slots: int
-    active: int
-    waiting: int
-    sessions: int
 
 
 class Service:
@@ -82,8 +61,8 @@ class Service:
         return None if version < 0 else version
 
     @property
-    def counters(self) -> Counters:
-        return self.runner.counters
+    def max_tokens(self) -> int:
+        return self.runner.scheduler.slots.max_tokens
 
     def status(self) -> Status:
         scheduler, serving = self.runner.scheduler, self.runner.serving
@@ -96,6 +75,19 @@ class Service:
             waiting=len(scheduler.waiting),
             sessions=len(scheduler.slots.sessions),
         )
+
+    def gauges(self) -> list[Gauge]:
+        counters = self.runner.counters
+        return [
+            Gauge("kv_bytes", "gauge", "Memory of the KV slots, all allocated at start", self.runner.cache.bytes),
+            Gauge("requests_total", "counter", "Requests ended", counters.requests),
+            Gauge("sampled_tokens_total", "counter", "Tokens sampled", counters.sampled),
+            Gauge("prefill_tokens_total", "counter", "Prompt tokens computed in chunks", counters.prefilled),
+            Gauge("reused_tokens_total", "counter", "Prompt tokens whose KV was there already", counters.reused),
+            Gauge("passes_total", "counter", "Forward passes", counters.passes),
+            Gauge("swaps_total", "counter", "Weight versions taken over", counters.swaps),
+            Gauge("busy_seconds_total", "counter", "Seconds in forward passes", round(counters.busy_seconds, 6)),
+        ]
 
     async def generate(self, request: GenerateRequest) -> GenerateResponse:
         """The whole turn. Cancelling it takes the request out. Raises BadRequest, Unavailable, Fault."""

@@ -1,7 +1,9 @@
 """The table of KV slots: what each slot holds, in numpy, one row per slot.
 
 A slot holds the ids of one sequence (`known` of them) and, for the first `rows` of those, the KV row, its routes and
-the weights that made it. A row's ids, routes and KV always move together: `share` copies them, `claim` drops them.
+the weights that made it. A row's id, routes and KV always move together: `share` copies them, `claim` drops them.
+`row_ids` are those that went through the network, apart from `ids`, so that an answer's routes are sealed with the
+tokens that really made them.
 
 Rows are appended, so the weights that made them never get older along a slot: when row 0 was made by the live weights,
 all rows were. `serial` (a count of weight swaps) of row 0 is therefore enough to keep new requests off old KV.
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stretto.records import route_bits, unknown_expert
+from stretto.records import RouteChunk, route_bits, unknown_expert
 
 MIN_SHARE = 16
 """Rows below which sharing another slot's prefix is not worth a copy or a wait."""
@@ -48,8 +50,10 @@ class Slots:
         self.max_tokens = max_tokens
         self.serial = 0  # of the live weights
         self.ids_SM = np.zeros((slots, max_tokens), np.int32)
+        self.row_ids_SM = np.zeros((slots, max_tokens), np.int32)
         self.logprobs_SM = np.full((slots, max_tokens), np.nan, np.float32)
         self.versions_SM = np.full((slots, max_tokens), -1, np.int32)
+        self.unknown = routes.unknown
         dtype = np.uint8 if routes.bits == 8 else np.uint16
         self.routes_SMLK = np.full((slots, max_tokens, routes.layers, routes.per_token), routes.unknown, dtype)
         self.known_S = np.zeros(slots, np.int64)
@@ -144,10 +148,21 @@ class Slots:
     def share(self, source: int, slot: int, rows: int) -> None:
         """Give `slot` the first `rows` rows of `source`; the caller copies the KV. Their ids are equal already."""
         self.routes_SMLK[slot, :rows] = self.routes_SMLK[source, :rows]
+        self.row_ids_SM[slot, :rows] = self.row_ids_SM[source, :rows]
         self.serial_S[slot] = self.serial_S[source]
         self.rows_S[slot] = rows
         self._clock += 1
         self.used_S[source] = self._clock
+
+    def chunk(self, slot: int, start: int, end: int) -> RouteChunk | None:
+        """Routes of positions `[start, end)`; what no pass has computed yet is unknown. None for a dense model."""
+        if not self.routes_SMLK.shape[2]:
+            return None
+        made = max(int(self.rows_S[slot]) - start, 0)
+        routes, ids = self.routes_SMLK[slot, start:end].copy(), self.row_ids_SM[slot, start:end].copy()
+        routes[made:] = self.unknown
+        ids[made:] = self.ids_SM[slot, start + made : end]
+        return RouteChunk.seal(start, ids, routes)
 
     def _cut(self, slot: int, rows: int) -> None:
         self.rows_S[slot] = rows

@@ -12,21 +12,19 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from stretto.engine.contract import WeightsRefused
 from stretto.model import checkpoint
+from stretto.model.numerics import PLAIN, Numerics
 from stretto.model.spec import ModelSpec
 from stretto.model.transformer import Transformer
 from stretto.weights.state import fingerprint
 
 
-class WeightsRefused(ValueError):
-    """The weights are not what was promised; the sentence says how. The old ones go on serving."""
-
-
 class Standby:
     """Memory for the next version. One load at a time; `exchange` hands it over and takes the old memory in return."""
 
-    def __init__(self, spec: ModelSpec):
-        self.model = checkpoint.empty(spec).requires_grad_(False)
+    def __init__(self, spec: ModelSpec, numerics: Numerics = PLAIN):
+        self.model = checkpoint.empty(spec, numerics=numerics).requires_grad_(False)
 
     def load(self, path: Path, expected: str) -> None:
         """Fill the standby tensors from a safetensors file and verify them. Raises WeightsRefused."""

@@ -1,9 +1,9 @@
 """Hugging Face checkpoints in and out: names, safetensors (single file or sharded index), config.json.
 
 Experts are stacked in memory and separate on disk; `named_tensors` gives the disk names as views into the stacks, so
-that one mapping serves loading, saving and publishing. Files we write are bf16 and appear whole or not at all; only the
-routers' correction biases of DeepSeek-V3 stay float32. Layers for multi-token prediction, which lie in its checkpoints
-behind the last layer, are neither loaded nor written.
+that one mapping serves loading, saving and publishing. Files we write are bf16 unless asked otherwise, and appear whole
+or not at all; only the routers' correction biases of DeepSeek-V3 stay float32. Layers for multi-token prediction, which
+lie in its checkpoints behind the last layer, are neither loaded nor written.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 from stretto.model import deepseek
 from stretto.model.moe import Experts, SigmoidGate
 from stretto.model.norm import RMSNorm
+from stretto.model.numerics import PLAIN, Numerics
 from stretto.model.spec import CONFIG, CheckpointError, ModelSpec, load_spec
 from stretto.model.transformer import Transformer
 
@@ -48,11 +49,11 @@ SHARD_BYTES = 5_000_000_000
 """A larger checkpoint is written as several files of at most this size (or one tensor) and an index."""
 
 
-def load(folder: Path | str, dtype: torch.dtype = torch.float32) -> Transformer:
+def load(folder: Path | str, dtype: torch.dtype = torch.float32, numerics: Numerics = PLAIN) -> Transformer:
     """The network with its weights. Raises CheckpointError with one sentence for whatever does not fit."""
     folder = Path(folder)
-    model = empty(load_spec(folder), dtype)
-    where = _wanted(_shards(folder), model.spec)
+    model = empty(load_spec(folder), dtype, numerics)
+    where = sources(folder, model.spec)
     _check_names(model, where, str(folder))
     targets = named_tensors(model)
     for path in sorted(set(where.values())):
@@ -64,6 +65,18 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32) -> Transformer:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path} can't be read: {error}") from None
     return model
+
+
+def sources(folder: Path | str, spec: ModelSpec) -> dict[str, Path]:
+    """The file of each tensor in a checkpoint folder, by Hugging Face name. Raises CheckpointError without any."""
+    return _wanted(_shards(Path(folder)), spec)
+
+
+def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Shape of each tensor that a network has, by Hugging Face name; takes no memory for them."""
+    with torch.device("meta"):
+        model = Transformer(spec)
+    return {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
 
 
 def load_named(model: Transformer, tensors: Mapping[str, Tensor]) -> None:
@@ -99,10 +112,9 @@ def named_tensors(model: Transformer) -> dict[str, Tensor]:
     return named | {f"model.{name}": buffer for name, buffer in model.named_buffers()}
 
 
-def stored(name: str, tensor: Tensor) -> Tensor:
+def stored(name: str, tensor: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """A copy of a weight as it is in files and on the wire: bf16, rounded to nearest even, or a bias as float32."""
-    dtype = torch.float32 if name.endswith(CORRECTION) else torch.bfloat16
-    return tensor.to("cpu", dtype, copy=True).contiguous()
+    return tensor.to("cpu", torch.float32 if name.endswith(CORRECTION) else dtype, copy=True).contiguous()
 
 
 def bf16_bits(model: Transformer) -> dict[str, np.ndarray]:
@@ -112,9 +124,15 @@ def bf16_bits(model: Transformer) -> dict[str, np.ndarray]:
 
 
 def save(
-    model: Transformer, folder: Path | str, tokenizer_from: Path | str | None = None, shard_bytes: int = SHARD_BYTES
+    model: Transformer,
+    folder: Path | str,
+    tokenizer_from: Path | str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """Write config.json, model.safetensors (or shards and their index) and the tokenizer's files.
+
+    Whatever is served or published is bf16; another `dtype` gives a checkpoint of that dtype back as it came.
 
     The folder appears under its name when its last byte is on disk. An existing folder of that name is replaced whole;
     a kill between the two renames leaves none under the name and the old one beside it, hidden.
@@ -125,8 +143,9 @@ def save(
     replaced = staging.with_name(f"{staging.name}.replaced")
     try:
         staging.chmod(0o755)
-        _write_weights(named_tensors(model), staging, shard_bytes)
-        (staging / CONFIG).write_text(json.dumps(model.spec.to_hf(), indent=2) + "\n", encoding="utf-8")
+        _write_weights(named_tensors(model), staging, shard_bytes, dtype)
+        config = model.spec.to_hf() | {"torch_dtype": str(dtype).removeprefix("torch.")}
+        (staging / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for name in TOKENIZER_FILES:
             if tokenizer_from is not None and (source := Path(tokenizer_from) / name).is_file():
                 shutil.copyfile(source, staging / name)
@@ -141,22 +160,24 @@ def save(
         shutil.rmtree(replaced, ignore_errors=True)
 
 
-def empty(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Transformer:
+def empty(spec: ModelSpec, dtype: torch.dtype = torch.float32, numerics: Numerics = PLAIN) -> Transformer:
     """The network with memory but without values: fill every tensor before use."""
     with torch.device("meta"):
-        model = Transformer(spec).to(dtype)
+        model = Transformer(spec, numerics).to(dtype)
     for gate in model.modules():
         if isinstance(gate, SigmoidGate):
             gate.e_score_correction_bias = gate.e_score_correction_bias.float()
     return model.to_empty(device="cpu")
 
 
-def random_init(spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float32) -> Transformer:
+def random_init(
+    spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float32, numerics: Numerics = PLAIN
+) -> Transformer:
     """Fresh weights: normal of `initializer_range`, projections into the residual stream smaller by sqrt(2 * layers).
 
     Values are bf16-representable, so that saving loses nothing.
     """
-    model = empty(spec, dtype)
+    model = empty(spec, dtype, numerics)
     generator = torch.Generator().manual_seed(seed)
     norms = {id(m.weight) for m in model.modules() if isinstance(m, RMSNorm)}
     with torch.no_grad():
@@ -175,11 +196,11 @@ def random_init(spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float32) 
     return model
 
 
-def _write_weights(named: dict[str, Tensor], folder: Path, shard_bytes: int) -> None:
+def _write_weights(named: dict[str, Tensor], folder: Path, shard_bytes: int, dtype: torch.dtype) -> None:
     shards: list[list[str]] = []
     total, room = 0, -1
     for name, tensor in named.items():
-        size = tensor.numel() * (4 if name.endswith(CORRECTION) else 2)
+        size = tensor.numel() * (4 if name.endswith(CORRECTION) else dtype.itemsize)
         if not shards or size > room:
             shards.append([])
             room = shard_bytes
@@ -187,7 +208,8 @@ def _write_weights(named: dict[str, Tensor], folder: Path, shard_bytes: int) -> 
         total, room = total + size, room - size
     files = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     for file, names in zip([WEIGHTS] if len(shards) == 1 else files, shards, strict=True):
-        save_file({name: stored(name, named[name]) for name in names}, folder / file, metadata={"format": "pt"})
+        tensors = {name: stored(name, named[name], dtype) for name in names}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
     if len(shards) > 1:
         where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         index = {"metadata": {"total_size": total}, "weight_map": where}

@@ -71,15 +71,19 @@ class Yarn:
         return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
+_Q_RANK = 1536
+"""What transformers takes when a config does not say; null is another network, without this rank."""
+
+
 def read(fields: Fields) -> dict[str, Any]:
     """The family's part of a ModelSpec. Raises ValueError naming a field that is missing or that can't be honoured."""
     latent = Latent(
-        q_rank=None if fields.get("q_lora_rank", None) is None else fields.size("q_lora_rank"),
+        q_rank=None if fields.get("q_lora_rank", _Q_RANK) is None else fields.size("q_lora_rank", default=_Q_RANK),
         kv_rank=fields.size("kv_lora_rank"),
         nope_dim=fields.size("qk_nope_head_dim"),
         rope_dim=fields.size("qk_rope_head_dim"),
         v_dim=fields.size("v_head_dim"),
-        interleaved=fields.get("rope_interleave", True),
+        interleaved=fields.flag("rope_interleave", True),
     )
     heads = fields.size("num_attention_heads")
     width = latent.nope_dim + latent.rope_dim
@@ -97,7 +101,7 @@ def read(fields: Fields) -> dict[str, Any]:
         "experts_per_token": fields.size("num_experts_per_tok"),
         "expert_size": fields.size("moe_intermediate_size"),
         "shared_experts": _count(fields, "n_shared_experts"),
-        "norm_topk_prob": fields.get("norm_topk_prob", True),
+        "norm_topk_prob": fields.flag("norm_topk_prob", True),
         "dense_layers": tuple(range(_count(fields, "first_k_dense_replace"))),
         "grouping": Grouping(
             groups=fields.size("n_group"),

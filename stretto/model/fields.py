@@ -6,6 +6,7 @@ that names the field, because a silently ignored field is a silently different n
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 # Fields that may hold only these values, because another value would be another network.
@@ -16,6 +17,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (False, None),
     "pretraining_tp": (1,),
     "partial_rotary_factor": (1, 1.0, None),
+    "rope_interleaved": (False,),
     "quantization_config": (None,),
     "is_encoder_decoder": (False,),
 }
@@ -28,7 +30,14 @@ INERT = {
     "torch_dtype",
     "use_cache",
     "_name_or_path",
+    "_model_name_or_path",
+    "_commit_hash",
     "_attn_implementation",
+    "transformers.js_config",
+    "is_llama_config",
+    "unk_token_id",
+    "sep_token_id",
+    "cls_token_id",
     "output_hidden_states",
     "output_attentions",
     "output_router_logits",
@@ -62,6 +71,19 @@ class Fields:
     def get(self, name: str, default: Any) -> Any:
         self.read.add(name)
         return self.config.get(name, default)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.get(name, default)
+        if type(value) is not bool:
+            raise ValueError(f"config.json has {name} = {value!r}, which is neither true nor false")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """A positive number."""
+        value = self.get(name, default)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise ValueError(f"config.json has {name} = {value!r}, which is not a positive number")
+        return float(value)
 
     def size(self, *names: str, default: int | None = None) -> int:
         """A positive integer, under the first of these names that is there; `default` where none is."""

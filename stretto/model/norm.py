@@ -10,30 +10,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stretto.model import kernels
+from stretto.model.numerics import PLAIN, Numerics
+
 
 class RMSNorm(nn.Module):
     """`x / sqrt(mean(x^2) + eps) * weight` over the last axis."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, numerics: Numerics = PLAIN) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.numerics = eps, numerics
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            return _Normalise.apply(x, self.weight, self.eps)
-        return _normalise(x, self.weight, self.eps)[0]
+            return _Normalise.apply(x, self.weight, self.eps, self.numerics)
+        return _normalise(x, self.weight, self.eps, self.numerics)[0]
 
 
 class _Normalise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        y, scale = _normalise(x, weight, eps)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, numerics: Numerics) -> Tensor:
+        y, scale = _normalise(x, weight, eps, numerics)
         ctx.save_for_backward(x, weight, scale)
         return y
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, weight, scale = ctx.saved_tensors
         width = len(weight)
         x_ND, dy_ND = x.float().reshape(-1, width), grads[0].float().reshape(-1, width)
@@ -46,11 +49,13 @@ class _Normalise(torch.autograd.Function):
             .mul_(scale_N[:, None])
             .addcmul_(x_ND, shrink_N[:, None], value=-1)
         )
-        return dx_ND.view(x.shape).to(x.dtype), dweight_D.to(weight.dtype), None
+        return dx_ND.view(x.shape).to(x.dtype), dweight_D.to(weight.dtype), None, None
 
 
-def _normalise(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _normalise(x: Tensor, weight: Tensor, eps: float, numerics: Numerics) -> tuple[Tensor, Tensor]:
     """The result, and 1 / sqrt(mean(x^2) + eps) with a last axis of 1."""
+    if numerics.compiled(x):
+        return kernels.rms_norm(x, weight, eps, numerics.rounding)
     wide = x.float()
-    scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(len(weight)).add_(eps).rsqrt_()
+    scale = wide.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()  # to the bit what transformers computes
     return (wide * scale).mul_(weight.float()).to(x.dtype), scale

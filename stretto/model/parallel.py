@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from stretto.model.attention import Attend
-from stretto.model.moe import Experts, MoE
+from stretto.model.moe import Combine, Dispatch, Experts, MoE, Plan
 from stretto.model.transformer import Transformer
 
 
@@ -52,12 +52,13 @@ class SplitHeads:
         self._attend, self._counts, self._group = attend, counts, group
         self._mine = counts[dist.get_rank(group)]
 
-    def __call__(self, layer: int, q_THd: Tensor, k_TGd: Tensor, v_TGd: Tensor) -> Tensor:
+    def __call__(self, layer: int, q_THd: Tensor, k_TGd: Tensor, v_TGe: Tensor, exact: bool = False) -> Tensor:
         ranks = len(self._counts)
         for name, heads in (("attention heads", q_THd.shape[1]), ("key/value heads", k_TGd.shape[1])):
             if heads % ranks:
                 raise ValueError(f"{heads} {name} can't be split over {ranks} ranks: choose a divisor of {heads}")
-        mixed_UHe = self._attend(layer, *(self._by_heads(x) for x in (q_THd, k_TGd, v_TGd)))
+        q_Uhd, k_Ugd, v_Uge = (self._by_heads(x) for x in (q_THd, k_TGd, v_TGe))
+        mixed_UHe = self._attend(layer, q_Uhd, k_Ugd, v_Uge, exact)
         return self._by_tokens(mixed_UHe)
 
     def _by_heads(self, x_THd: Tensor) -> Tensor:
@@ -86,27 +87,22 @@ class ShardedExperts(nn.Module):
         self.local = experts
 
     def forward(self, x_TD: Tensor, experts_TK: Tensor, gates_TK: Tensor) -> Tensor:
-        k = experts_TK.shape[1]
-        flat_N = experts_TK.reshape(-1)
-        home_N = flat_N // self._per_rank
-        order_N = torch.argsort(home_N, stable=True)  # pairs of one rank keep the order of tokens and slots
-        leaving = torch.bincount(home_N, minlength=self._ranks)
+        plan = Plan(experts_TK // self._per_rank, self._ranks)  # sorted by home; each keeps the order of token and slot
+        leaving = torch.tensor(plan.sizes, device=x_TD.device)
         arriving = torch.empty_like(leaving)
         dist.all_to_all_single(arriving, leaving, group=self._group)
-        sends, receives = leaving.tolist(), arriving.tolist()
+        sends, receives = plan.sizes, arriving.tolist()
 
-        rows_M = _Exchange.apply(order_N, receives, sends, self._group)
-        ids_M = _Exchange.apply((flat_N % self._per_rank)[order_N], receives, sends, self._group)
-        x_MD = _Exchange.apply(x_TD.index_select(0, order_N // k), receives, sends, self._group)
+        ids_N = (experts_TK % self._per_rank).reshape(-1).index_select(0, plan.order_N)
+        rows_M, ids_M, x_MD = (
+            _Exchange.apply(x_N, receives, sends, self._group)
+            for x_N in (plan.order_N, ids_N, Dispatch.apply(x_TD, plan))
+        )
         y_MD = self.local(x_MD, ids_M[:, None], x_MD.new_ones(len(ids_M), 1, dtype=torch.float32))
         y_ND = _Exchange.apply(y_MD, sends, receives, self._group)
-        if not torch.equal(_Exchange.apply(rows_M, sends, receives, self._group), order_N):
+        if not torch.equal(_Exchange.apply(rows_M, sends, receives, self._group), plan.order_N):
             raise RowsMixedUp(f"pairs came back out of order to rank {dist.get_rank(self._group)}")
-
-        place_N = torch.empty_like(order_N)
-        place_N[order_N] = torch.arange(len(order_N), device=order_N.device)
-        y_TKD = y_ND.index_select(0, place_N).view(len(x_TD), k, -1)
-        return _in_slot_order(y_TKD, gates_TK).to(x_TD.dtype)
+        return Combine.apply(y_ND, gates_TK, plan, self.local.numerics)
 
 
 def shard_experts(model: Transformer, group: dist.ProcessGroup) -> None:
@@ -127,13 +123,6 @@ def _sum_over_ranks(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup
         if parameter.grad is None:  # a rank without tokens for it takes part all the same
             parameter.grad = torch.zeros_like(parameter)
         dist.all_reduce(parameter.grad, group=group)
-
-
-def _in_slot_order(y_TKD: Tensor, gates_TK: Tensor) -> Tensor:
-    out_TD = y_TKD[:, 0].float() * gates_TK[:, 0, None]
-    for slot in range(1, gates_TK.shape[1]):
-        out_TD = out_TD + y_TKD[:, slot].float() * gates_TK[:, slot, None]
-    return out_TD
 
 
 class _Exchange(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Rotary positions: the angles of a pass, computed once, and the rotation of queries and keys by them.
+"""Rotary positions: the angles of a pass, looked up, and the rotation of queries and keys by them.
 
 YaRN (arXiv 2309.00071) reaches beyond the length a network was made for: slow frequencies are divided by `factor`, fast
 ones stay, with a ramp between. The other kinds of scaling are refused by `spec.py`.
@@ -9,30 +9,52 @@ Shapes: `T` tokens, `H` heads, `d` the width that rotates, even.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stretto.model import kernels
 from stretto.model.deepseek import Yarn
+from stretto.model.numerics import PLAIN, Numerics
+
+BLOCK = 1024
+"""Positions whose angles are computed together. A position's angles thus never depend on the others of a pass."""
 
 
 def rotary_angles(
     positions_T: Tensor, width: int, theta: float, dtype: torch.dtype, yarn: Yarn | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and signed sin [T, 1, d] of RoPE (arXiv 2104.09864), computed in float32 once per forward pass.
+    """cos and signed sin [T, 1, d] of RoPE (arXiv 2104.09864), computed in float32 and looked up by position.
 
     The first half of the signed sin is negative, so that a rotation is `x * cos + roll(x, d/2) * sin`.
     """
-    exponents = torch.arange(0, width, 2, dtype=torch.float32, device=positions_T.device) / width
-    frequencies = 1.0 / theta**exponents
-    if yarn is not None:
-        frequencies = stretch(frequencies, yarn, width, theta)
-    angles = (positions_T.float().unsqueeze(1) * frequencies).unsqueeze(1)
-    cos, sin = angles.cos(), angles.sin()
-    if yarn is not None:
-        cos, sin = cos * yarn.amplitude, sin * yarn.amplitude
-    return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+    blocks = int(positions_T.max()) // BLOCK + 1 if len(positions_T) else 1
+    cos_Md, sin_Md = _table(1 << (blocks - 1).bit_length(), width, theta, dtype, yarn)
+    at = positions_T.to(cos_Md.device)
+    cos, sin = (table_Md[at].unsqueeze(1).to(positions_T.device) for table_Md in (cos_Md, sin_Md))
+    return cos, sin
+
+
+@lru_cache(maxsize=16)
+def _table(blocks: int, width: int, theta: float, dtype: torch.dtype, yarn: Yarn | None) -> tuple[Tensor, Tensor]:
+    """cos and signed sin of the first `blocks` blocks of positions."""
+    with torch.inference_mode(False), torch.no_grad():  # the engine's tables serve a trainer in the same process too
+        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+        frequencies = 1.0 / theta**exponents
+        if yarn is not None:
+            frequencies = stretch(frequencies, yarn, width, theta)
+        cos, sin = [], []
+        for block in range(blocks):
+            positions_M = torch.arange(block * BLOCK, (block + 1) * BLOCK, dtype=torch.float32)
+            angles = positions_M.unsqueeze(1) * frequencies
+            cos.append(angles.cos())
+            sin.append(angles.sin())
+        cos_Mh, sin_Mh = torch.cat(cos), torch.cat(sin)
+        if yarn is not None:
+            cos_Mh, sin_Mh = cos_Mh * yarn.amplitude, sin_Mh * yarn.amplitude
+        return torch.cat((cos_Mh, cos_Mh), dim=-1).to(dtype), torch.cat((-sin_Mh, sin_Mh), dim=-1).to(dtype)
 
 
 def stretch(frequencies: Tensor, yarn: Yarn, width: int, theta: float) -> Tensor:
@@ -49,24 +71,29 @@ def stretch(frequencies: Tensor, yarn: Yarn, width: int, theta: float) -> Tensor
     return frequencies / yarn.factor * slow + frequencies * (1 - slow)
 
 
-def rotate(x_THd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x_THd: Tensor, cos: Tensor, sin: Tensor, numerics: Numerics = PLAIN) -> Tensor:
     """Rotate the pairs (x[i], x[i + d/2]) by the angles of each token."""
-    return _Rotate.apply(x_THd, cos, sin) if torch.is_grad_enabled() else _rotate(x_THd, cos, sin)
+    if torch.is_grad_enabled():
+        return _Rotate.apply(x_THd, cos, sin, numerics)
+    return _rotate(x_THd, cos, sin, numerics)
 
 
 class _Rotate(torch.autograd.Function):
     """The gradient of a rotation is the rotation the other way."""
 
     @staticmethod
-    def forward(ctx: Any, x_THd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, x_THd: Tensor, cos: Tensor, sin: Tensor, numerics: Numerics) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotate(x_THd, cos, sin)
+        ctx.unrounded = Numerics(exact=numerics.exact or numerics.rounding)
+        return _rotate(x_THd, cos, sin, numerics)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return _rotate(grads[0], cos, -sin), None, None
+        return _rotate(grads[0], cos, -sin, ctx.unrounded), None, None, None
 
 
-def _rotate(x_THd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return (x_THd * cos).addcmul_(x_THd.roll(x_THd.shape[-1] // 2, dims=-1), sin)
+def _rotate(x_THd: Tensor, cos: Tensor, sin: Tensor, numerics: Numerics) -> Tensor:
+    if numerics.compiled(x_THd):
+        return kernels.rotate(x_THd, cos, sin, numerics.rounding)
+    return (x_THd * cos).add_(x_THd.roll(x_THd.shape[-1] // 2, dims=-1).mul_(sin))  # no fma: as transformers rounds

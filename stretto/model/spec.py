@@ -7,6 +7,7 @@ honour is a ValueError that names it; a field we don't know is one too (`fields.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ class ModelSpec:
             parts: dict[str, Any] = deepseek.read(fields)
         else:
             parts = {
-                "kv_heads": fields.size("num_key_value_heads", default=heads),
+                "kv_heads": fields.size("num_key_value_heads", default=_KV_HEADS.get(model_type, heads)),
                 "head_dim": fields.size("head_dim", default=128 if model_type == "qwen3" else width // heads),
             }
         if model_type == "qwen3_moe":
@@ -153,7 +154,7 @@ class ModelSpec:
                 "experts": fields.size("num_experts", "num_local_experts"),
                 "experts_per_token": fields.size("num_experts_per_tok"),
                 "expert_size": fields.size("moe_intermediate_size"),
-                "norm_topk_prob": fields.get("norm_topk_prob", False),
+                "norm_topk_prob": fields.flag("norm_topk_prob", False),
                 "sparse_step": fields.size("decoder_sparse_step", default=1),
                 "dense_layers": tuple(fields.get("mlp_only_layers", None) or ()),
             }
@@ -166,13 +167,13 @@ class ModelSpec:
             layers=fields.size("num_hidden_layers"),
             heads=heads,
             intermediate_size=fields.size("intermediate_size"),
-            rms_norm_eps=fields.get("rms_norm_eps", 1e-6),
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             rope_theta=theta,
             yarn=yarn,
             max_positions=fields.size("max_position_embeddings", default=_MAX_POSITIONS.get(model_type, 32_768)),
-            tie_embeddings=fields.get("tie_word_embeddings", False),
-            attention_bias=fields.get("attention_bias", False),
-            initializer_range=fields.get("initializer_range", 0.02),
+            tie_embeddings=fields.flag("tie_word_embeddings", False),
+            attention_bias=fields.flag("attention_bias", False),
+            initializer_range=fields.number("initializer_range", 0.02),
             bos_token_id=fields.get("bos_token_id", None),
             eos_token_id=tuple(eos) if isinstance(eos, list) else eos,
             pad_token_id=fields.get("pad_token_id", None),
@@ -226,6 +227,7 @@ class ModelSpec:
         return config
 
 
+_KV_HEADS = {"qwen3": 32, "qwen3_moe": 4}
 _MAX_POSITIONS = {"llama": 2048, "deepseek_v3": 4096, "kimi_k2": 4096}
 """What transformers takes when a config does not say."""
 
@@ -244,4 +246,7 @@ def _rope(fields: Fields, scaled: bool) -> tuple[float, Yarn | None]:
         if rope.pop("partial_rotary_factor", 1.0) != 1.0 or kind != "default" or rope:
             allowed = "the default rope type and plain yarn are" if scaled else "only the default rope type is"
             raise ValueError(f"config.json has {name} = {fields.config[name]!r}; {allowed} supported")
-    return float(10_000.0 if theta is None else theta), yarn
+    theta = 10_000.0 if theta is None else theta
+    if type(theta) not in (int, float) or not 0 < theta < math.inf:
+        raise ValueError(f"config.json has rope_theta = {theta!r}, which is not a positive number")
+    return float(theta), yarn

@@ -16,14 +16,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as checkpointed
 
 from stretto.model.attention import Attend, Attention
 from stretto.model.latent import LatentAttention
+from stretto.model.linear import product
 from stretto.model.mlp import Mlp
 from stretto.model.moe import MoE, Routed
 from stretto.model.norm import RMSNorm
+from stretto.model.numerics import PLAIN, Numerics
+from stretto.model.residual import add
 from stretto.model.rotary import rotary_angles
 from stretto.model.router import check_routes
 from stretto.model.spec import ModelSpec
@@ -39,39 +42,51 @@ class Output:
         list[Tensor] | None
     )  # one [T, E] per MoE layer, softmax gives its probabilities; None without experts
     disagreement: Tensor | None  # scalar: share of covered rows whose own top-k set differs; None without replay
-    covered: Tensor | None  # scalar: number of rows that were replayed; None without replay
+    covered: Tensor | None  # scalar: number of rows that are known; None without replay
+    replaced: Tensor | None  # scalar: share of covered rows with an expert that was not plausible; None without replay
+    differs_TL: Tensor | None = None  # bool: the covered rows behind `disagreement`
+    replaced_TL: Tensor | None = None  # bool: the covered rows behind `replaced`
 
 
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)). Attributes carry Hugging Face names."""
 
-    def __init__(self, spec: ModelSpec, layer: int) -> None:
+    def __init__(self, spec: ModelSpec, layer: int, numerics: Numerics = PLAIN) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
-        self.self_attn = Attention(spec, layer) if spec.latent is None else LatentAttention(spec, layer)
-        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
-        self.mlp = MoE(spec) if layer in spec.moe_layers else Mlp(spec.hidden_size, spec.intermediate_size)
+        self.numerics = numerics
+        attention = Attention if spec.latent is None else LatentAttention
+        self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, numerics)
+        self.self_attn = attention(spec, layer, numerics)
+        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, numerics)
+        is_moe = layer in spec.moe_layers
+        self.mlp = MoE(spec, numerics) if is_moe else Mlp(spec.hidden_size, spec.intermediate_size, numerics)
 
     def forward(
-        self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend, replayed_TK: Tensor | None
+        self,
+        x_TD: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        attend: Attend,
+        replayed_TK: Tensor | None,
+        ratio: float = 0.0,
+        used: list[Tensor] | None = None,
     ) -> tuple[Tensor, Routed | None]:
-        x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), rotary, attend)
+        x_TD = add(x_TD, self.self_attn(self.input_layernorm(x_TD), rotary, attend), self.numerics)
         h_TD = self.post_attention_layernorm(x_TD)
         if isinstance(self.mlp, MoE):
-            y_TD, routed = self.mlp(h_TD, replayed_TK)
-            return x_TD + y_TD, routed
-        return x_TD + self.mlp(h_TD), None
+            y_TD, routed = self.mlp(h_TD, replayed_TK, ratio, used)
+            return add(x_TD, y_TD, self.numerics), routed
+        return add(x_TD, self.mlp(h_TD), self.numerics), None
 
 
 class Transformer(nn.Module):
     """The network of `spec`, with uninitialised weights: see `checkpoint.load` and `checkpoint.random_init`."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, numerics: Numerics = PLAIN) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.numerics = spec, numerics
         self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
-        self.layers = nn.ModuleList(Block(spec, layer) for layer in range(spec.layers))
-        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
+        self.layers = nn.ModuleList(Block(spec, layer, numerics) for layer in range(spec.layers))
+        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, numerics)
         self.lm_head = None if spec.tie_embeddings else nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
 
     @property
@@ -81,7 +96,7 @@ class Transformer(nn.Module):
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """float32 [N, V], computed in float32 whatever the dtype of the weights."""
-        return F.linear(hidden_ND.float(), self.head_weight.float())
+        return product(hidden_ND.float(), self.head_weight.float(), None, self.numerics.exact)
 
     def forward(
         self,
@@ -90,11 +105,15 @@ class Transformer(nn.Module):
         attend: Attend,
         routes_TLK: Tensor | None = None,
         capture: bool = False,
+        replay_ratio: float = 0.0,
+        recompute: bool = False,
     ) -> Output:
         """Run all layers. `ids_T`, `positions_T` int64 [T]; positions count from 0 inside each sequence.
 
-        `routes_TLK` (int64) forces experts; a (token, layer) row of all -1 is unknown and routes freely. Raises
-        ValueError when routes do not fit this network.
+        `routes_TLK` (int64) forces experts; a (token, layer) row of all -1 is unknown and routes freely. Of the others,
+        experts that fall short of `replay_ratio` times the score of those the router itself would use are replaced
+        (`router.select`). With `recompute` the backward pass computes each block again, with the experts it used,
+        instead of keeping activations. Raises ValueError when routes do not fit this network.
         """
         spec = self.spec
         if routes_TLK is not None:
@@ -104,19 +123,29 @@ class Transformer(nn.Module):
         routed: list[Routed] = []
         recorded = [None] * spec.layers if routes_TLK is None else self._per_layer(routes_TLK)
         for block, replayed_TK in zip(self.layers, recorded, strict=True):
-            x_TD, choice = block(x_TD, rotary, attend, replayed_TK)
+            inputs = x_TD, rotary, attend, replayed_TK, replay_ratio
+            if recompute and torch.is_grad_enabled():
+                used: list[Tensor] = []
+                x_TD, choice = checkpointed(block, *inputs, used, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_TD, choice = block(*inputs)
             if choice is not None:
                 routed.append(choice)
         hidden_TD = self.norm(x_TD)
         if not routed:
-            return Output(hidden_TD, None, None, None, None)
-        used_TLK = torch.stack([choice.experts_TK for choice in routed], dim=1) if capture else None
-        logits = [choice.logits_TE for choice in routed]
+            return Output(hidden_TD, None, None, None, None, None)
+        choices = [layer.choice for layer in routed]
+        used_TLK = torch.stack([choice.experts_TK for choice in choices], dim=1) if capture else None
+        logits = [layer.logits_TE for layer in routed]
         if routes_TLK is None:
-            return Output(hidden_TD, used_TLK, logits, None, None)
+            return Output(hidden_TD, used_TLK, logits, None, None, None)
         covered = (routes_TLK[:, :, 0] >= 0).sum()
-        differ = torch.stack([choice.differs_T for choice in routed if choice.differs_T is not None]).sum()
-        return Output(hidden_TD, used_TLK, logits, differ / covered.clamp(min=1), covered)
+        differs_TL, replaced_TL = (
+            torch.stack([flags_T for flags_T in flags if flags_T is not None], dim=1)
+            for flags in ([choice.differs_T for choice in choices], [choice.replaced_T for choice in choices])
+        )
+        differing, replaced = (flags_TL.sum() / covered.clamp(min=1) for flags_TL in (differs_TL, replaced_TL))
+        return Output(hidden_TD, used_TLK, logits, differing, covered, replaced, differs_TL, replaced_TL)
 
     def _per_layer(self, routes_TLK: Tensor) -> list[Tensor | None]:
         """Routes of each layer, None for the dense ones, which `L` does not count."""

@@ -49,7 +49,8 @@ def test_what_is_served_is_what_the_network_says_of_the_whole_sequence() -> None
             out = model(ids_T, torch.arange(len(ids_T)), PackedCausal([len(ids_T)]), capture=True)
             wanted, _ = token_logprobs(model, out.hidden_TD[len(history) - 1 : -1], torch.tensor(response.ids))
         np.testing.assert_allclose(np.frombuffer(response.logprobs, "<f4"), wanted.numpy(), atol=2e-5, rtol=0)
-        routes = np.frombuffer(response.routes, "u1").reshape(-1, *SPEC.route_shape)
+        ids = np.array((history + response.ids)[:-1], "<i4")
+        routes = response.routes.open(ids, SPEC.route_shape, 8)
         np.testing.assert_array_equal(routes, out.routes_TLK[:-1].numpy())
 
 

@@ -77,6 +77,16 @@ def test_a_failure_of_the_loop_is_reported(start):
         threading.excepthook = hook
 
 
+def test_a_caller_that_goes_away_does_not_end_the_loop(start):
+    failures: queue.Queue[BaseException] = queue.Queue()
+    ended = threading.Event()
+    runner = start(deliver=lambda events: ended.set(), failed=failures.put)
+    for _ in range(200):
+        runner.release("nobody").cancel()  # cancelled before, while or after the loop comes to it
+    runner.submit(REQUEST)
+    assert ended.wait(5) and failures.empty()
+
+
 def test_weights_that_give_nan_end_the_request_not_the_engine(start):
     events: queue.Queue[Ended] = queue.Queue()
     runner = start(deliver=lambda batch: [events.put(event) for event in batch])

@@ -13,9 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.engine.scheduler import BadRequest, Ended, Job, Scheduler, Streamed
+from stretto.engine.contract import BadRequest
+from stretto.engine.scheduler import Ended, Job, Scheduler, Streamed
 from stretto.engine.slots import MIN_SHARE, Routes
-from stretto.records import GenerateRequest, GenerateResponse, Sampling
+from stretto.harness.history import History
+from stretto.records import NOT_SAMPLED, GenerateRequest, GenerateResponse, Sampling
+from stretto.support import Support
 
 VOCAB = 50
 LAYERS, PER_TOKEN = 2, 3
@@ -23,6 +26,13 @@ LAYERS, PER_TOKEN = 2, 3
 
 def digest(ids: np.ndarray, version: int) -> int:
     return zlib.crc32(np.asarray(ids, np.int32).tobytes() + bytes([version]))
+
+
+def kept(row: int) -> np.ndarray:
+    """The set that the token drawn from a row comes from: recognisable, and never without the token."""
+    kept_V = (np.arange(VOCAB) * 7 + row) % 5 == 0
+    kept_V[row % VOCAB] = True
+    return kept_V
 
 
 class Fake:
@@ -68,15 +78,27 @@ class Fake:
                 assert self.kv[slot, before] == digest(ids[: before + 1], self.made_by[slot, before])
             self.kv[slot, position] = digest(ids, self.version)
             self.made_by[slot, position] = self.version
+        for source, slot, rows in plan.twins:
+            self.kv[slot, :rows], self.made_by[slot, :rows] = self.kv[source, :rows], self.made_by[source, :rows]
         rows = self.kv[plan.slots_T, plan.positions_T]
         routes_TLK = np.broadcast_to((rows % 200)[:, None, None], (len(rows), LAYERS, PER_TOKEN))
         self.computed += len(rows)
         self.passes += 1
         last = rows[plan.sampled_N]
-        tokens = (last % VOCAB).astype(np.int32)
-        for event in self.scheduler.commit(plan, routes_TLK, tokens, -(last % 7).astype(np.float32), self.version):
+        tokens, scores = (last % VOCAB).astype(np.int32), -(last % 7).astype(np.float32)
+        support = self.support(plan.samplers_N, last)
+        for event in self.scheduler.commit(plan, routes_TLK, tokens, scores, self.version, support):
             self.take(event)
         return True
+
+    def support(self, slots_N: np.ndarray, last_N: np.ndarray) -> Support | None:
+        """What the sampler would say: sets where top-k is set, all tokens elsewhere, nothing if it is set nowhere."""
+        cut_N = np.array([self.scheduler.active[slot].request.sampling.truncated for slot in slots_N.tolist()], bool)
+        if not cut_N.any():
+            return None
+        return Support.of(
+            np.stack([kept(int(row)) if cut else np.ones(VOCAB, bool) for row, cut in zip(last_N, cut_N)])
+        )
 
     def take(self, event: Ended | Streamed) -> None:
         if isinstance(event, Streamed):
@@ -101,17 +123,19 @@ def check(ids: list[int], response: GenerateResponse, version: int | None = None
     """The response is what its ids imply. With `version` None, rows and tokens may come from any version up to now."""
     versions = np.frombuffer(response.versions, "<i4")
     scores = np.frombuffer(response.logprobs, "<f4")
-    rows = np.frombuffer(response.routes, np.uint8).reshape(-1, LAYERS, PER_TOKEN)
-    assert len(response.ids) == len(versions) == len(scores)
-    assert len(rows) == len(ids) + len(response.ids) - 1 - response.routes_from
     whole = ids + response.ids
+    first = response.routes.start
+    rows = response.routes.open(np.array(whole[first:-1], "<i4"), (LAYERS, PER_TOKEN), 8)
+    assert len(response.ids) == len(versions) == len(scores)
     for n, token in enumerate(response.ids):
         made = digest(whole[: len(ids) + n], int(versions[n]))
         assert (token, scores[n]) == (made % VOCAB, -(made % 7))
         assert version is None or versions[n] == version
-    for position in range(max(response.routes_from, rows_from), len(whole) - 1):
+        before = len(ids) + n - 1  # the row this token was sampled from: of the same pass as its log-prob
+        assert before < first or rows[before - first, 0, 0] == made % 200
+    for position in range(max(first, rows_from), len(whole) - 1):
         allowed = range(int(versions[-1]) + 1) if version is None else [version]
-        row = rows[position - response.routes_from]
+        row = rows[position - first]
         assert np.ptp(row) == 0 and row[0, 0] in {digest(whole[: position + 1], v) % 200 for v in allowed}
 
 
@@ -139,8 +163,8 @@ def test_a_group_computes_its_prompt_once():
     prompt = ids(0, 100)
     keys = [fake.submit(prompt, tokens=3) for _ in range(16)]
     fake.run()
-    assert fake.computed == 100 + 15 + 16 * 2  # the prompt, its last row for each other, and two steps for each
-    assert fake.passes == 2 + 1 + 2
+    assert fake.computed == 100 + 16 * 2  # the prompt, and two steps for each
+    assert fake.passes == 2 + 2
     for key in keys:
         check(prompt, fake.response(key), 0)
 
@@ -194,7 +218,7 @@ def test_the_least_recently_used_session_goes_first():
     assert set(fake.scheduler.slots.sessions) == {"a", "c", "d"}
 
 
-def test_a_new_request_that_meets_a_swap_starts_over():
+def test_ENG_15_a_new_request_that_meets_a_swap_starts_over():
     fake = Fake()
     prompt = ids(0, 100)
     keys = [fake.submit(prompt, tokens=3) for _ in range(3)]
@@ -216,16 +240,136 @@ def test_an_aborted_leader_does_not_strand_its_followers():
         check(prompt, fake.response(key), 0)
 
 
-def test_what_was_never_computed_is_unknown_not_zero():
+def test_RPL_6_what_was_never_computed_is_unknown_not_zero():
     fake = Fake(slots=1, prefill=30)
     fake.submit(ids(1, 100), tokens=3)  # leaves its routes in the slot
     fake.run()
     key = fake.submit(ids(0, 100), tokens=3, routes_from=10)
     fake.step()
     ended = fake.scheduler.abort(key)
-    rows = np.frombuffer(ended.response.routes, np.uint8).reshape(-1, LAYERS, PER_TOKEN)
-    assert len(rows) == 89
+    rows = ended.response.routes.open(np.array(ids(0, 100)[10:99], "<i4"), (LAYERS, PER_TOKEN), 8)
     assert (rows[20:] == 255).all() and (rows[:20] != 255).all()
+
+
+def test_ENG_13_a_token_keeps_the_version_of_its_pass():
+    """Not the one at admission, nor the one at the response."""
+    fake = Fake()
+    key = fake.submit(ids(0, 20), tokens=6)
+    for _ in range(2):
+        fake.step()
+    fake.swap()
+    for _ in range(3):
+        fake.step()
+    fake.swap()
+    fake.run()
+    fake.swap()
+    check(ids(0, 20), fake.response(key))  # each log-prob and row of the very version it is labelled with
+    assert np.frombuffer(fake.response(key).versions, "<i4").tolist() == [0, 0, 1, 1, 1, 2]
+
+
+def test_RPL_6_a_prefix_hit_brings_the_rows_of_the_pass_that_made_its_keys():
+    fake = Fake(slots=3)
+    prompt = ids(0, 40)
+    first = fake.submit(prompt, tokens=3)
+    fake.run()
+    computed = fake.computed
+    second = fake.submit(prompt, tokens=3)
+    fake.run()
+    assert fake.response(second).cached == 39 and fake.computed == computed + 3
+    check(prompt, fake.response(second), 0)
+    assert fake.response(second).routes == fake.response(first).routes
+
+
+def test_ENG_15_no_new_request_hits_keys_of_another_version():
+    fake = Fake(slots=3)
+    prompt = ids(0, 40)
+    fake.submit(prompt, tokens=3)
+    fake.run()
+    fake.swap()
+    key = fake.submit(prompt, tokens=3)
+    fake.run()
+    assert fake.response(key).cached == 0
+    check(prompt, fake.response(key), version=1)
+
+
+def turn(fake: Fake, history: History, session: str, tokens: int = 5, steps: int = 0) -> GenerateResponse:
+    """One turn of a conversation, aborted after `steps` passes if there are any."""
+    key = fake.submit(history.ids, tokens=tokens, session=session, routes_from=history.rows)
+    for _ in range(steps):
+        fake.step()
+    if steps:
+        fake.take(fake.scheduler.abort(key))
+    fake.run()
+    response = fake.response(key)
+    if response.ids:
+        check(list(history.ids), response)
+    history.take(response)
+    return response
+
+
+def test_ENG_14_a_conversation_whose_keys_were_lost_keeps_what_it_was_told():
+    """Eviction and new weights between two turns: the prompt is computed again, and nothing said before changes."""
+    fake = Fake(slots=2)
+    history = History(ids(0, 20))
+    turn(fake, history, "a")
+    before = history.segment()
+    for n in range(3):
+        fake.submit(ids(n + 1, 20), tokens=2, session=f"other{n}")
+    fake.run()
+    assert "a" not in fake.scheduler.slots.sessions
+    fake.swap()
+    history.give(ids(9, 3))
+    assert turn(fake, history, "a").cached == 0
+    after = history.segment()
+    after.validate()
+    held = len(before.ids_T) - 1
+    assert (after.routes_TLK[:held] == before.routes_TLK[:held]).all()
+    assert (after.logprobs_T[20:25] == before.logprobs_T[20:25]).all()
+    assert after.versions_T.tolist() == [NOT_SAMPLED] * 20 + [0] * 5 + [NOT_SAMPLED] * 3 + [1] * 5
+
+
+def test_RPL_1_an_aborted_turn_goes_on_without_overlap_or_hole():
+    """Also when the weights change in between: the row of the last token is made by the pass that goes on from it."""
+    fake = Fake()
+    history = History(ids(0, 20))
+    assert turn(fake, history, "a", tokens=9, steps=3).finish == "aborted"
+    assert history.rows == 22 and len(history) == 23
+    fake.swap()
+    going_on = turn(fake, history, "a", tokens=6)
+    assert going_on.routes.start == 22 and going_on.cached == 22
+    segment = history.segment()
+    segment.validate()
+    assert (segment.routes_TLK[:-1] != 255).all() and (segment.routes_TLK[-1] == 255).all()
+    assert segment.routes_TLK[22, 0, 0] == digest(segment.ids_T[:23], 1) % 200
+
+
+def test_ENG_14_an_answer_is_whole_or_not_there():
+    """Aborted before its first token, it has no ids, no streams, and leaves the history as it was."""
+    fake = Fake(prefill=30)
+    history = History(ids(0, 100))
+    response = turn(fake, history, "a", steps=1)
+    assert (response.ids, response.logprobs, response.versions) == ([], b"", b"")
+    assert len(history) == 100 and history.rows == 0
+    turn(fake, history, "a")
+    assert history.rows == 104
+
+
+def test_supports_go_to_those_whose_distribution_is_cut():
+    fake = Fake()
+    cut = [fake.submit(ids(n, 20), tokens=4 + n, sampling=Sampling(top_k=9)) for n in range(2)]
+    full = fake.submit(ids(2, 20), tokens=5)
+    for _ in range(3):
+        fake.step()
+    fake.take(fake.scheduler.abort(cut[1]))
+    fake.run()
+    assert fake.response(full).support is None
+    for n, count in ((0, 4), (1, 2)):
+        response = fake.response(cut[n])
+        whole = ids(n, 20) + response.ids
+        support = Support.open(response.support)
+        assert len(support) == len(response.ids) == count
+        wanted = [kept(digest(whole[: 20 + step], 0)) for step in range(count)]
+        assert (support.mask(0, count) == np.stack(wanted)).all()
 
 
 def test_a_nan_ends_the_request_with_a_sentence():
@@ -261,7 +405,7 @@ ACTIONS = st.lists(
 
 @given(ACTIONS, st.integers(1, 5), st.integers(3, 40))
 @settings(max_examples=60, deadline=None)
-def test_any_order_of_events_gives_right_answers(actions, slots, prefill):
+def test_ENG_14_ENG_15_any_order_of_events_gives_right_answers(actions, slots, prefill):
     """Prompts that share prefixes, sessions that go on, swaps, aborts: `Fake.step` checks each row that is used."""
     fake = Fake(slots=slots, prefill=prefill)
     asked: dict[int, tuple[list[int], int]] = {}  # key -> history and the version when it was asked

@@ -68,7 +68,7 @@ def logprobs_under(model: checkpoint.Transformer, history: list[int], ids: list[
     return token_logprobs(model, out.hidden_TD[len(history) - 1 : -1], torch.tensor(ids), 1.0)[0].numpy()
 
 
-async def test_the_life_of_an_engine(served, weights, connect):
+async def test_ENG_16_the_life_of_an_engine(served, weights, connect):
     """From no weights over a refusal to a swap under load; one process, in order."""
     client = connect(served)
     ids = RNG.integers(0, 256, 60).tolist()
@@ -117,7 +117,7 @@ async def test_the_life_of_an_engine(served, weights, connect):
     assert mixed >= 4, "some turns must have lived through a swap, or this shows nothing"
 
 
-async def test_a_new_request_never_uses_old_kv_but_a_session_goes_on(served, weights, connect):
+async def test_ENG_15_a_new_request_never_uses_old_kv_but_a_session_goes_on(served, weights, connect):
     client = connect(served)
     ids = RNG.integers(0, 256, 60).tolist()
     await update(client, 20, weights[0])

@@ -243,7 +243,7 @@ def test_the_bias_selects_and_never_weighs(model: Transformer) -> None:
 
 def test_groups_are_ranked_by_their_two_best_experts() -> None:
     logits_TE = torch.tensor([[3.0, -9.0, -9.0, 2.0, 2.0, -9.0, 1.0, 1.5, 0.0]])
-    ranks_TE = grouped_ranks(logits_TE, torch.zeros(9), Grouping(groups=3, kept=2, scale=1.0))
+    ranks_TE = grouped_ranks(logits_TE.sigmoid(), torch.zeros(9), Grouping(groups=3, kept=2, scale=1.0)).own_TE
     assert ranks_TE.isfinite().tolist() == [[False] * 3 + [True] * 6]
 
 

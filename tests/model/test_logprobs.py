@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from stretto.engine.sampler import kept
 from stretto.model import checkpoint
-from stretto.model.logprobs import kept, token_logprobs
+from stretto.model.logprobs import token_logprobs
 from stretto.model.spec import ModelSpec
 from stretto.model.transformer import Transformer
+from stretto.support import Support
 
 torch.set_num_threads(1)
 N = 23
@@ -57,6 +60,17 @@ def textbook(
     return logp_NV.gather(1, targets_N[:, None]).squeeze(1), -(finite_NV.exp() * finite_NV * keep_NV).sum(-1)
 
 
+@torch.no_grad()
+def cut(
+    model: Transformer, hidden_ND: Tensor, targets_N: Tensor, temperature: float, top_p: float, top_k: int
+) -> Support | None:
+    """What the engine would keep, and the targets, which it has drawn."""
+    if top_p == 1 and top_k == 0:
+        return None
+    kept_NV = kept(model.logits(hidden_ND) / temperature, top_p, top_k)
+    return Support.of(kept_NV.scatter(1, targets_N[:, None], True).numpy())
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("parts", ["logp", "entropy", "both"])
 def test_values_and_gradients_are_the_textbooks(
@@ -68,7 +82,8 @@ def test_values_and_gradients_are_the_textbooks(
         model.zero_grad()
         hidden = hidden_ND.clone().requires_grad_()
         if mine:
-            logp_N, entropy_N = token_logprobs(model, hidden, targets_N, *sampling, chunk=7)
+            support = cut(model, hidden, targets_N, *sampling)
+            logp_N, entropy_N = token_logprobs(model, hidden, targets_N, sampling[0], support, chunk=7)
         else:
             logp_N, entropy_N = textbook(model.logits(hidden), targets_N, *sampling)
         weights = torch.linspace(-1, 1, N)
@@ -85,7 +100,8 @@ def test_chunks_do_not_matter(model: Transformer, sampling: tuple[float, float, 
 
     def all_of(chunk: int) -> list[Tensor]:
         hidden = hidden_ND.clone().requires_grad_()
-        logp_N, entropy_N = token_logprobs(model, hidden, targets_N, *sampling, chunk=chunk)
+        support = cut(model, hidden, targets_N, *sampling)
+        logp_N, entropy_N = token_logprobs(model, hidden, targets_N, sampling[0], support, chunk=chunk)
         (logp_N.sum() + entropy_N.sum()).backward()
         return [logp_N.detach(), entropy_N.detach(), hidden.grad]
 
@@ -95,13 +111,45 @@ def test_chunks_do_not_matter(model: Transformer, sampling: tuple[float, float, 
             torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
 
 
-def test_a_target_outside_the_kept_set_has_a_finite_logprob(model: Transformer) -> None:
+def test_the_set_that_was_sampled_from_counts_not_a_new_one(model: Transformer) -> None:
+    """Also where it leaves out the tokens that are now the most likely ones, to a log-prob of 0 and no gradient."""
     hidden_ND, _ = rows()
     hidden = hidden_ND.clone().requires_grad_()
-    worst_N = model.logits(hidden_ND).argmin(-1)
-    logp_N, _ = token_logprobs(model, hidden, worst_N, top_p=0.5)
+    worst_NV = model.logits(hidden_ND).detach().topk(2, largest=False).indices
+    kept_NV = torch.zeros(N, 70, dtype=torch.bool).scatter(1, worst_NV, True)
+    logp_N, entropy_N = token_logprobs(model, hidden, worst_NV[:, 0], 1.0, Support.of(kept_NV.numpy()))
     logp_N.sum().backward()
-    assert logp_N.isfinite().all() and hidden.grad.isfinite().all()
+    two_N2 = model.logits(hidden_ND).gather(1, worst_NV).log_softmax(-1)
+    torch.testing.assert_close(logp_N, two_N2[:, 0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropy_N, -(two_N2.exp() * two_N2).sum(-1), atol=1e-5, rtol=1e-5)
+    assert hidden.grad.isfinite().all() and hidden.grad.any()
+    alone_NV = torch.zeros(N, 70, dtype=torch.bool).scatter(1, worst_NV[:, :1], True)
+    logp_N, entropy_N = token_logprobs(model, hidden, worst_NV[:, 0], 1.0, Support.of(alone_NV.numpy()))
+    assert not logp_N.any() and not entropy_N.any()
+
+
+class Watched(Support):
+    """Remembers how much of it was opened at once."""
+
+    most = 0
+
+    def mask(self, start: int, end: int) -> np.ndarray:
+        Watched.most = max(Watched.most, end - start)
+        return super().mask(start, end)
+
+
+def test_supports_are_opened_one_chunk_at_a_time(model: Transformer) -> None:
+    hidden_ND, targets_N = rows()
+    support = cut(model, hidden_ND, targets_N, 1.0, 0.8, 0)
+    watched = Watched(support.vocab, support.counts_N, support.data)
+    token_logprobs(model, hidden_ND.requires_grad_(), targets_N, 1.0, watched, chunk=4)[0].sum().backward()
+    assert Watched.most == 4
+
+
+def test_supports_that_do_not_fit_are_refused(model: Transformer) -> None:
+    hidden_ND, targets_N = rows()
+    with pytest.raises(ValueError, match="23 tokens of a vocabulary of 70 .* over 3 supports in one of 71"):
+        token_logprobs(model, hidden_ND, targets_N, 1.0, Support.of(np.ones((3, 71), bool)))
 
 
 def test_huge_logits_stay_finite(model: Transformer) -> None:
@@ -109,17 +157,6 @@ def test_huge_logits_stay_finite(model: Transformer) -> None:
     logp_N, entropy_N = token_logprobs(model, hidden, rows()[1])
     (logp_N + 5 * entropy_N).sum().backward()
     assert logp_N.isfinite().all() and entropy_N.isfinite().all() and hidden.grad.isfinite().all()
-
-
-def test_kept_takes_the_shortest_prefix_that_reaches_top_p_and_the_lowest_ids_on_ties() -> None:
-    z_NV = torch.tensor([[0.1, 0.4, 0.3, 0.2]]).log()
-    assert kept(z_NV, 0.4).tolist() == [[False, True, False, False]]
-    assert kept(z_NV, 0.45).tolist() == [[False, True, True, False]]
-    assert kept(z_NV, 1e-9).tolist() == [[False, True, False, False]]
-    assert kept(z_NV, 1.0).all()
-    assert kept(z_NV, 1.0, 3).tolist() == [[False, True, True, True]]
-    assert kept(z_NV, 0.5, 2).tolist() == [[False, True, False, False]]  # 0.4 of 0.7 reaches one half
-    assert kept(torch.zeros(1, 6), 0.5).tolist() == [[True] * 3 + [False] * 3]
 
 
 def test_no_tokens_and_no_gradient(model: Transformer) -> None:

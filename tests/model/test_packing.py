@@ -50,7 +50,7 @@ def hidden(model: Transformer, sequences: list[Tensor]) -> list[Tensor]:
     return list(model(torch.cat(sequences), positions_T, PackedCausal(lengths)).hidden_TD.split(lengths))
 
 
-def test_alone_and_packed_agree_in_any_order(model: Transformer, sequences: list[Tensor]) -> None:
+def test_ENG_8_alone_and_packed_agree_in_any_order(model: Transformer, sequences: list[Tensor]) -> None:
     with torch.no_grad():
         packed = hidden(model, sequences)
         reverse = hidden(model, sequences[::-1])[::-1]

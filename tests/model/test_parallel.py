@@ -13,6 +13,7 @@ import torch.multiprocessing as mp
 from stretto.model import checkpoint
 from stretto.model.attention import PackedCausal
 from stretto.model.logprobs import token_logprobs
+from stretto.model.numerics import PLAIN, Numerics
 from stretto.model.parallel import RowsMixedUp, SplitHeads, shard_experts, spans, sum_gradients
 from stretto.model.spec import ModelSpec
 from stretto.model.transformer import Transformer
@@ -61,11 +62,11 @@ def _loss(model: Transformer, rows: slice, attend: object) -> tuple[torch.Tensor
     return (logp_N + 0.1 * entropy_N).sum(), output.routes_TLK
 
 
-def _on_rank(rank: int, ranks: int, folder: str) -> None:
+def _on_rank(rank: int, ranks: int, folder: str, numerics: Numerics) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
     group = dist.group.WORLD
-    model = checkpoint.random_init(SPEC, seed=3)
+    model = checkpoint.random_init(SPEC, seed=3, numerics=numerics)
     shard_experts(model, group)
     parts = spans(sum(LENGTHS), ranks)
     attend = SplitHeads(PackedCausal(LENGTHS), [part.stop - part.start for part in parts], group)
@@ -77,11 +78,12 @@ def _on_rank(rank: int, ranks: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_RPL_2_a_micro_batch_on_two_ranks_equals_the_same_on_one(tmp_path: Path) -> None:
-    alone = checkpoint.random_init(SPEC, seed=3)
+@pytest.mark.parametrize("numerics", [PLAIN, Numerics(rounding=True)], ids=["float32", "rounded"])
+def test_RPL_2_a_micro_batch_on_two_ranks_equals_the_same_on_one(tmp_path: Path, numerics: Numerics) -> None:
+    alone = checkpoint.random_init(SPEC, seed=3, numerics=numerics)
     loss, routes_TLK = _loss(alone, slice(None), PackedCausal(LENGTHS))
     loss.backward()
-    mp.spawn(_on_rank, (2, str(tmp_path)), nprocs=2)
+    mp.spawn(_on_rank, (2, str(tmp_path), numerics), nprocs=2)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
 
     torch.testing.assert_close(ranks[0]["loss"] + ranks[1]["loss"], loss.detach(), rtol=1e-5, atol=1e-4)

@@ -6,13 +6,16 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute
 
 from stretto.model import checkpoint
 from stretto.model.attention import PackedCausal
+from stretto.model.deepseek import Grouping
 from stretto.model.moe import Experts
-from stretto.model.router import balance_loss, choose, select
+from stretto.model.router import Selection, balance_loss, choose, grouped_ranks, select
 from stretto.model.spec import ModelSpec
 from stretto.model.transformer import Output, Transformer
 
@@ -42,10 +45,10 @@ def model() -> Transformer:
     return checkpoint.random_init(SPEC, seed=0)
 
 
-def run(model: Transformer, routes_TLK: Tensor | None = None) -> Output:
+def run(model: Transformer, routes_TLK: Tensor | None = None, **options: float) -> Output:
     ids_T = torch.arange(T) * 7 % SPEC.vocab_size
     positions_T = torch.cat([torch.arange(length) for length in LENGTHS])
-    return model(ids_T, positions_T, PackedCausal(LENGTHS), routes_TLK=routes_TLK, capture=True)
+    return model(ids_T, positions_T, PackedCausal(LENGTHS), routes_TLK=routes_TLK, capture=True, **options)
 
 
 def foreign_routes() -> Tensor:
@@ -70,7 +73,7 @@ def test_replaying_own_routes_is_identical_to_the_bit(model: Transformer) -> Non
         assert torch.equal(gradient, gradients(model, free.routes_TLK)[name]), name
 
 
-def test_foreign_routes_are_obeyed_and_the_router_keeps_its_gradient(model: Transformer) -> None:
+def test_RPL_7_foreign_routes_are_obeyed_and_the_router_keeps_its_gradient(model: Transformer) -> None:
     routes_TLK = foreign_routes()
     out = run(model, routes_TLK)
     assert torch.equal(out.routes_TLK, routes_TLK)
@@ -80,7 +83,7 @@ def test_foreign_routes_are_obeyed_and_the_router_keeps_its_gradient(model: Tran
     assert len(routers) == L and all(gradient.abs().max() > 0 for gradient in routers.values())
 
 
-def test_unknown_rows_route_freely(model: Transformer) -> None:
+def test_RPL_6_unknown_rows_route_freely(model: Transformer) -> None:
     own_TLK = run(model).routes_TLK
     unknown = run(model, torch.full((T, L, K), -1))
     assert torch.equal(unknown.routes_TLK, own_TLK)
@@ -103,7 +106,7 @@ def test_disagreement_counts_sets_not_orders(model: Transformer) -> None:
     assert run(model, one).disagreement.item() == pytest.approx(1 / (T * L))
 
 
-def test_two_networks_stay_apart(model: Transformer) -> None:
+def test_RPL_9_two_networks_stay_apart(model: Transformer) -> None:
     other = checkpoint.random_init(SPEC, seed=1)
     alone = run(model), run(other)
     run(model, foreign_routes())
@@ -112,7 +115,7 @@ def test_two_networks_stay_apart(model: Transformer) -> None:
     assert torch.equal(mixed[0].hidden_TD, alone[1].hidden_TD)
 
 
-def test_recomputation_reuses_the_replayed_routes(model: Transformer) -> None:
+def test_RPL_8_recomputation_reuses_the_replayed_routes(model: Transformer) -> None:
     routes_TLK = foreign_routes()
     plain = gradients(model, routes_TLK)
     model.zero_grad()
@@ -148,12 +151,14 @@ def test_ties_go_to_the_lowest_index() -> None:
 @pytest.mark.parametrize("normalize", [True, False])
 def test_gates_are_those_of_the_full_softmax(normalize: bool) -> None:
     logits_TE = torch.randn(50, 9, generator=torch.Generator().manual_seed(0))
-    experts_TK, gates_TK = select(logits_TE, 3, None, normalize)
-    expected = torch.softmax(logits_TE, -1).topk(3).values
-    torch.testing.assert_close(gates_TK, expected / expected.sum(-1, keepdim=True) if normalize else expected)
-    replayed_TK, foreign_gates_TK = select(logits_TE, 3, experts_TK.flip(0), normalize)
-    live = torch.softmax(logits_TE, -1).gather(1, replayed_TK)
-    torch.testing.assert_close(foreign_gates_TK, live / live.sum(-1, keepdim=True) if normalize else live)
+    scores_TE = torch.softmax(logits_TE, -1)
+    own = select(scores_TE, 3, normalize=normalize)
+    assert own.replaced_T is None and own.differs_T is None
+    expected = scores_TE.topk(3).values
+    torch.testing.assert_close(own.gates_TK, expected / expected.sum(-1, keepdim=True) if normalize else expected)
+    foreign = select(scores_TE, 3, own.experts_TK.flip(0), normalize=normalize)
+    live = scores_TE.gather(1, own.experts_TK.flip(0))
+    torch.testing.assert_close(foreign.gates_TK, live / live.sum(-1, keepdim=True) if normalize else live)
 
 
 def plain_experts(experts: Experts, x_TD: Tensor, experts_TK: Tensor, gates_TK: Tensor) -> Tensor:
@@ -198,3 +203,108 @@ def test_balance_loss_is_one_when_balanced_and_grows_with_imbalance() -> None:
     assert loss.item() > 1.5
     loss.backward()
     assert (skewed.grad[:, :2] > 0).all() and (skewed.grad[:, 2:] < 0).all()
+
+
+def rows(*values: list[float]) -> Tensor:
+    return torch.tensor(values)
+
+
+def test_the_filter_replaces_what_is_not_plausible_in_place_and_in_order() -> None:
+    scores_TE = rows([0.40, 0.30, 0.15, 0.10, 0.05]).expand(6, 5)
+    replayed_TK = torch.tensor([[4, 1, 0], [3, 2, 4], [0, 0, 1], [2, 1, 0], [-1, -1, -1], [3, 0, 1]])
+    choice = select(scores_TE, 3, replayed_TK, ratio=0.6)  # plausible: 0.24, 0.18 and 0.09, place by place
+    assert choice.experts_TK.tolist() == [[2, 1, 0], [0, 1, 2], [0, 2, 1], [2, 1, 0], [0, 1, 2], [3, 0, 1]]
+    assert choice.replaced_T.tolist() == [True, True, True, False, False, False]
+    assert choice.differs_T.tolist() == [True, True, True, False, False, True]
+    torch.testing.assert_close(choice.gates_TK[0], torch.tensor([0.15, 0.30, 0.40]) / 0.85)
+
+
+def test_a_row_without_the_dominant_expert_is_not_plausible() -> None:
+    """Each of its experts is as good as the weakest own one, but the token's output would be another."""
+    choice = select(rows([0.90, 0.04, 0.035, 0.025]), 2, torch.tensor([[1, 2]]), ratio=0.8)
+    assert choice.experts_TK.tolist() == [[0, 2]] and choice.replaced_T.tolist() == [True]
+
+
+@st.composite
+def routings(draw: st.DrawFn) -> tuple[Tensor, Tensor, int, Tensor | None]:
+    """Scores, replayed rows (some unknown, some with an expert twice), k, and a bias (DeepSeek-V3) or none."""
+    experts, tokens = draw(st.integers(4, 12)) * 2, draw(st.integers(1, 8))
+    k = draw(st.integers(1, 4))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1 << 20)))
+    logits_TE = torch.randn(tokens, experts, generator=generator) * draw(st.sampled_from([0.0, 0.3, 3.0]))
+    replayed_TK = torch.randint(0, experts, (tokens, k), generator=generator)
+    replayed_TK[torch.rand(tokens, generator=generator) < 0.2] = -1
+    if draw(st.booleans()):
+        return logits_TE.softmax(-1), replayed_TK, k, None
+    return logits_TE.sigmoid(), replayed_TK, k, torch.randn(experts, generator=generator)
+
+
+def chosen(scores_TE: Tensor, replayed_TK: Tensor | None, k: int, bias_E: Tensor | None, ratio: float) -> Selection:
+    ranks = None
+    if bias_E is not None:
+        ranks = grouped_ranks(scores_TE, bias_E, Grouping(groups=2, kept=1, scale=1.0), ratio)
+    return select(scores_TE, k, replayed_TK, ratio, ranks=ranks)
+
+
+@given(routings(), st.floats(0.01, 1.0))
+def test_what_the_filter_keeps_and_replaces(routing: tuple[Tensor, Tensor, int, Tensor | None], ratio: float) -> None:
+    scores_TE, replayed_TK, k, bias_E = routing
+    own, strict, filtered, full = (
+        chosen(scores_TE, recorded, k, bias_E, r)
+        for recorded, r in ((None, 0.0), (replayed_TK, 0.0), (replayed_TK, ratio), (replayed_TK, 1.0))
+    )
+    known_T = replayed_TK[:, 0] >= 0
+    assert torch.equal(strict.experts_TK[known_T], replayed_TK[known_T]) and not strict.replaced_T.any()
+    for choice in (strict, filtered, full):
+        assert torch.equal(choice.experts_TK[~known_T], own.experts_TK[~known_T])
+        assert not (choice.replaced_T | choice.differs_T)[~known_T].any()
+    kept_TK = filtered.experts_TK == replayed_TK
+    assert torch.equal(filtered.replaced_T, ~kept_TK.all(-1) & known_T)
+    for before, after, best in zip(replayed_TK.tolist(), filtered.experts_TK.tolist(), own.experts_TK.tolist()):
+        assert len(set(after)) == k
+        fresh = [new for old, new in zip(before, after, strict=True) if old != new]
+        if before[0] >= 0:  # the best of the router's own that were free, best first
+            assert fresh == [expert for expert in best if expert not in set(after) - set(fresh)][: len(fresh)]
+    ranks_TE = scores_TE if bias_E is None else scores_TE + bias_E
+    same = [ranks_TE.gather(1, choice.experts_TK).sort(-1).values for choice in (own, full)]
+    torch.testing.assert_close(same[0], same[1])  # the same sets, but for ties
+    looser = chosen(scores_TE, replayed_TK, k, bias_E, ratio / 2)
+    assert not (looser.replaced_T & ~filtered.replaced_T).any()
+
+
+@pytest.mark.parametrize("shift", [-5.0, 0.0, 5.0])
+def test_a_bias_that_all_experts_share_changes_nothing(shift: float) -> None:
+    scores_TE = rows([0.9, 0.8, 0.7, 0.6, 0.3, 0.2])
+    bias_E = torch.tensor([0.0, 0.05, 0.0, 0.05, 0.0, 0.0]) + shift
+    for replayed, expected in (([0, 3], [0, 3]), ([0, 2], [0, 2]), ([0, 5], [0, 1])):
+        ranks = grouped_ranks(scores_TE, bias_E, Grouping(groups=1, kept=1, scale=1.0), 0.7)
+        choice = select(scores_TE, 2, torch.tensor([replayed]), 0.7, ranks=ranks)
+        assert choice.experts_TK.tolist() == [expected], (replayed, shift)
+
+
+def test_an_expert_of_a_group_that_was_nearly_kept_is_plausible() -> None:
+    scores_TE = rows([0.80, 0.70, 0.79, 0.69, 0.1, 0.1])
+    grouping = Grouping(groups=3, kept=1, scale=1.0)
+    replayed_TK = torch.tensor([[2, 3]])
+    for ratio, expected in ((0.8, [2, 3]), (1.0, [0, 1])):
+        ranks = grouped_ranks(scores_TE, torch.zeros(6), grouping, ratio)
+        assert select(scores_TE, 2, replayed_TK, ratio, ranks=ranks).experts_TK.tolist() == [expected]
+
+
+def test_RPL_7_gates_and_gradient_come_from_live_scores_of_experts_far_from_the_top(model: Transformer) -> None:
+    logits_TE = torch.tensor([[5.0, 4.0, -3.0, -4.0]], requires_grad=True)
+    choice = select(logits_TE.softmax(-1), 2, torch.tensor([[3, 2]]))
+    choice.gates_TK[0, 0].backward()
+    torch.testing.assert_close(choice.gates_TK, torch.softmax(torch.tensor([[-4.0, -3.0]]), -1))
+    assert logits_TE.grad[0, 2:].abs().min() > 0.1 and logits_TE.grad[0, :2].abs().max() < 1e-6
+
+
+def test_the_filter_reports_its_share_of_covered_rows(model: Transformer) -> None:
+    own_TLK = run(model).routes_TLK
+    assert run(model, own_TLK, replay_ratio=0.9).replaced.item() == 0
+    routes_TLK = own_TLK.clone()
+    routes_TLK[0] = -1
+    routes_TLK[4, 0] = torch.stack([run(model).router_logits[0][4].argsort()[0], own_TLK[4, 0, 0]])
+    out = run(model, routes_TLK, replay_ratio=1.0)
+    assert out.covered.item() == T * L - L and out.replaced.item() == pytest.approx(1 / (T * L - L))
+    assert torch.equal(out.routes_TLK.sort(-1).values, own_TLK.sort(-1).values)  # repaired

@@ -71,7 +71,7 @@ def test_to_hf_and_back(change: dict[str, Any]) -> None:
     assert ModelSpec.from_hf(spec.to_hf()) == spec
 
 
-def test_dense_layers_are_not_counted_in_routes() -> None:
+def test_RPL_2_dense_layers_are_not_counted_in_routes() -> None:
     spec = ModelSpec.from_hf(MOE | {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]})
     assert spec.moe_layers == (1, 5)
     assert spec.route_shape == (2, 8)
@@ -95,6 +95,17 @@ def test_dense_layers_are_not_counted_in_routes() -> None:
         ("num_key_value_heads", 0),
         ("vocab_size", 1.5),
         ("num_experts_per_tok", 129),
+        ("partial_rotary_factor", 0.5),
+        ("rope_interleaved", True),
+        ("rope_parameters", {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}),
+        ("rope_theta", 0),
+        ("rope_theta", "10000"),
+        ("rms_norm_eps", None),
+        ("rms_norm_eps", "1e-6"),
+        ("tie_word_embeddings", "true"),
+        ("attention_bias", None),
+        ("norm_topk_prob", 1),
+        ("decoder_sparse_step", 0),
     ],
 )
 def test_what_is_not_supported_is_named(field: str, value: Any) -> None:
@@ -108,3 +119,40 @@ def test_what_is_not_supported_is_named(field: str, value: Any) -> None:
 def test_what_is_missing_is_named(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         ModelSpec.from_hf({k: v for k, v in MOE.items() if k != field})
+
+
+def test_the_config_of_smollm2() -> None:
+    """As it is published, with the fields that other libraries left in it."""
+    spec = ModelSpec.from_hf(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "hidden_act": "silu",
+            "hidden_size": 576,
+            "initializer_range": 0.041666666666666664,
+            "intermediate_size": 1536,
+            "is_llama_config": True,
+            "max_position_embeddings": 8192,
+            "mlp_bias": False,
+            "model_type": "llama",
+            "num_attention_heads": 9,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 3,
+            "pad_token_id": 2,
+            "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05,
+            "rope_interleaved": False,
+            "rope_scaling": None,
+            "rope_theta": 100000,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
+            "transformers_version": "4.42.3",
+            "use_cache": True,
+            "vocab_size": 49152,
+        }
+    )
+    assert (spec.head_dim, spec.kv_heads, spec.rope_theta, spec.tie_embeddings) == (64, 3, 1e5, True)

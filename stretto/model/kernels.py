@@ -1,0 +1,325 @@
+"""Compiled loops for a CPU: each row in one pass, in an order of its own, rounded to bf16 where asked.
+
+Stock operators of torch go over memory once per step, and may treat the last elements of a tensor differently from the
+others, so that a row's result depends on how many rows there are. Here a row is computed by the same instructions
+whatever surrounds it, and rounding costs no pass of its own. One thread; arrays are float32 and C-contiguous.
+
+Sums over a row may be reordered by the compiler, in the same way for each row of that width. Everything else is plain
+IEEE arithmetic, so that an element of a vector and one of its tail are computed alike.
+
+Shapes: `N` rows, `W` their width, `T` tokens, `H` query heads, `G` key/value heads, `d` and `e` width of a key and a
+value, `K` experts per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from torch import Tensor
+
+SUMS = {"reassoc", "contract", "nsz"}
+"""What a sum over a row allows the compiler; nan and inf keep their meaning."""
+
+
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Numba's `njit`: without the interpreter's lock, with its code on disk where there is a place for it."""
+    options |= {"nogil": True, "error_model": "numpy"}  # a division by zero gives inf, as everywhere else
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        try:
+            return njit(cache=True, **options)(function)
+        except RuntimeError:  # there is no writable folder to keep compiled code in
+            return njit(**options)(function)
+
+    return decorate
+
+
+@intrinsic
+def _as_int(context, x):
+    def bitcast(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), bitcast
+
+
+@intrinsic
+def _as_float(context, bits):
+    def bitcast(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), bitcast
+
+
+_bits: Any = _as_int
+_float: Any = _as_float
+
+
+@compiled()
+def _bf16(x):
+    """The nearest bf16 value, ties to even; nan stays nan."""
+    bits = _bits(x)
+    kept = (bits + np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))) & np.int32(-0x10000)
+    return _float(np.int32(kept)) if x == x else x
+
+
+@compiled()
+def _exp(x):
+    """e ** x within two units in the last place (Cephes' polynomial); x is held between -87 and 88."""
+    x = np.float32(-87.0) if x < np.float32(-87.0) else x
+    x = np.float32(88.0) if x > np.float32(88.0) else x
+    shifted = x * np.float32(1.44269504088896341) + np.float32(12582912.0)  # adding 1.5 * 2^23 rounds to an integer
+    n = shifted - np.float32(12582912.0)
+    r = x - n * np.float32(0.693359375)
+    r = r - n * np.float32(-2.12194440e-4)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * (r * r) + r + np.float32(1.0)
+    # the lowest bits of `shifted` hold n
+    return p * _float(np.int32((_bits(shifted) + np.int32(127)) << np.int32(23)))
+
+
+@compiled()
+def _sigmoid(x):
+    return np.float32(1.0) / (np.float32(1.0) + _exp(-x))
+
+
+@compiled(fastmath=SUMS)
+def _sum_squares(x_NW, row):
+    total = np.float32(0)
+    for i in range(x_NW.shape[1]):
+        total += x_NW[row, i] * x_NW[row, i]
+    return total
+
+
+@compiled()
+def _round(x_N):
+    for n in range(len(x_N)):
+        x_N[n] = _bf16(x_N[n])
+
+
+@compiled()
+def _add(x_N, y_N, out_N, rounding):
+    if rounding:
+        for n in range(len(x_N)):
+            out_N[n] = _bf16(x_N[n] + y_N[n])
+    else:
+        for n in range(len(x_N)):
+            out_N[n] = x_N[n] + y_N[n]
+
+
+@compiled()
+def _rms_norm(x_NW, weight_W, eps, out_NW, scale_N, rounding):
+    width = x_NW.shape[1]
+    for n in range(len(x_NW)):
+        scale = np.float32(1.0) / np.sqrt(_sum_squares(x_NW, n) / np.float32(width) + np.float32(eps))
+        scale_N[n] = scale
+        if rounding:
+            for i in range(width):
+                out_NW[n, i] = _bf16(x_NW[n, i] * scale * weight_W[i])
+        else:
+            for i in range(width):
+                out_NW[n, i] = x_NW[n, i] * scale * weight_W[i]
+
+
+@compiled()
+def _rotate(x_THd, cos_Td, sin_Td, out_THd, rounding):
+    tokens, heads, width = x_THd.shape
+    half = width // 2
+    for t in range(tokens):
+        for h in range(heads):
+            if rounding:
+                for i in range(half):
+                    a, b = x_THd[t, h, i], x_THd[t, h, half + i]
+                    out_THd[t, h, i] = _bf16(a * cos_Td[t, i] + b * sin_Td[t, i])
+                    out_THd[t, h, half + i] = _bf16(b * cos_Td[t, half + i] + a * sin_Td[t, half + i])
+            else:
+                for i in range(half):
+                    a, b = x_THd[t, h, i], x_THd[t, h, half + i]
+                    out_THd[t, h, i] = a * cos_Td[t, i] + b * sin_Td[t, i]
+                    out_THd[t, h, half + i] = b * cos_Td[t, half + i] + a * sin_Td[t, half + i]
+
+
+@compiled()
+def _swiglu(joint_N2W, out_NW, rounding):
+    width = out_NW.shape[1]
+    for n in range(len(out_NW)):
+        if rounding:
+            for i in range(width):
+                gate = joint_N2W[n, i]
+                out_NW[n, i] = _bf16(gate * _sigmoid(gate) * joint_N2W[n, width + i])
+        else:
+            for i in range(width):
+                gate = joint_N2W[n, i]
+                out_NW[n, i] = gate * _sigmoid(gate) * joint_N2W[n, width + i]
+
+
+@compiled()
+def _swiglu_backward(joint_N2W, dout_NW, djoint_N2W):
+    width = dout_NW.shape[1]
+    for n in range(len(dout_NW)):
+        for i in range(width):
+            gate, up, slope = joint_N2W[n, i], joint_N2W[n, width + i], dout_NW[n, i]
+            s = _sigmoid(gate)
+            djoint_N2W[n, i] = slope * up * s * (np.float32(1.0) + gate * (np.float32(1.0) - s))
+            djoint_N2W[n, width + i] = slope * gate * s
+
+
+@compiled()
+def _sigmoids(x_N, out_N):
+    for n in range(len(x_N)):
+        out_N[n] = _sigmoid(x_N[n])
+
+
+@compiled()
+def _combine(y_NW, place_TK, gates_TK, out_TW, rounding):
+    tokens, slots = gates_TK.shape
+    width = y_NW.shape[1]
+    for t in range(tokens):
+        row, gate = place_TK[t, 0], gates_TK[t, 0]
+        for i in range(width):
+            out_TW[t, i] = gate * y_NW[row, i]
+        for k in range(1, slots):
+            row, gate = place_TK[t, k], gates_TK[t, k]
+            for i in range(width):
+                out_TW[t, i] += gate * y_NW[row, i]
+        if rounding:
+            for i in range(width):
+                out_TW[t, i] = _bf16(out_TW[t, i])
+
+
+@compiled(fastmath=SUMS)
+def _scores(q_THd, t, h, k_XGMd, x, g, scale, rows, score_M):
+    for j in range(rows):
+        score = np.float32(0)
+        for i in range(q_THd.shape[2]):
+            score += q_THd[t, h, i] * k_XGMd[x, g, j, i]
+        score_M[j] = score * scale
+
+
+@compiled(fastmath=SUMS)
+def _total(weight_M, rows):
+    total = np.float32(0)
+    for j in range(rows):
+        total += weight_M[j]
+    return total
+
+
+@compiled(fastmath=SUMS)
+def _mix(weight_M, rows, v_XGMe, x, g, out_THe, t, h):
+    """Four keys at a time, so that the result is not read and written for each."""
+    for i in range(v_XGMe.shape[3]):
+        out_THe[t, h, i] = 0
+    for j in range(0, rows - 3, 4):
+        w0, w1, w2, w3 = weight_M[j], weight_M[j + 1], weight_M[j + 2], weight_M[j + 3]
+        for i in range(v_XGMe.shape[3]):
+            out_THe[t, h, i] += (
+                w0 * v_XGMe[x, g, j, i]
+                + w1 * v_XGMe[x, g, j + 1, i]
+                + w2 * v_XGMe[x, g, j + 2, i]
+                + w3 * v_XGMe[x, g, j + 3, i]
+            )
+    for j in range(rows // 4 * 4, rows):
+        for i in range(v_XGMe.shape[3]):
+            out_THe[t, h, i] += weight_M[j] * v_XGMe[x, g, j, i]
+
+
+@compiled()
+def _attend(q_THd, k_XGMd, v_XGMe, sequence_T, position_T, out_THe):
+    heads = q_THd.shape[1]
+    group = heads // k_XGMd.shape[1]
+    scale = np.float32(1.0 / np.sqrt(q_THd.shape[2]))
+    weight_M = np.empty(k_XGMd.shape[2], np.float32)
+    for t in range(len(q_THd)):
+        x, rows = sequence_T[t], position_T[t] + 1
+        for h in range(heads):
+            g = h // group
+            _scores(q_THd, t, h, k_XGMd, x, g, scale, rows, weight_M)
+            top = weight_M[0]
+            for j in range(1, rows):
+                top = max(top, weight_M[j])
+            for j in range(rows):
+                weight_M[j] = _exp(weight_M[j] - top)
+            share = np.float32(1.0) / _total(weight_M, rows)
+            _mix(weight_M, rows, v_XGMe, x, g, out_THe, t, h)
+            for i in range(out_THe.shape[2]):
+                out_THe[t, h, i] *= share
+
+
+def round_(x: Tensor) -> Tensor:
+    """Round to bf16 values in place; autograd does not see it, so that gradients pass straight through."""
+    _round(_numpy(x).reshape(-1))
+    return x
+
+
+def add(x: Tensor, y: Tensor, rounding: bool) -> Tensor:
+    """x + y."""
+    out = torch.empty_like(x)
+    _add(*(_numpy(t).reshape(-1) for t in (x, y, out)), rounding)
+    return out
+
+
+def rms_norm(x: Tensor, weight_W: Tensor, eps: float, rounding: bool) -> tuple[Tensor, Tensor]:
+    """The result, and 1 / sqrt(mean(x^2) + eps) with a last axis of 1."""
+    x, out, scale = x.contiguous(), x.new_empty(x.shape), x.new_empty(*x.shape[:-1], 1)
+    rows = (-1, len(weight_W))
+    _rms_norm(
+        _numpy(x).reshape(rows), _numpy(weight_W), eps, _numpy(out).reshape(rows), _numpy(scale).reshape(-1), rounding
+    )
+    return out, scale
+
+
+def rotate(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor, rounding: bool) -> Tensor:
+    """x * cos + roll(x, d/2) * sin."""
+    x_THd, out_THd = x_THd.contiguous(), x_THd.new_empty(x_THd.shape)
+    _rotate(_numpy(x_THd), _numpy(cos_T1d)[:, 0], _numpy(sin_T1d)[:, 0], _numpy(out_THd), rounding)
+    return out_THd
+
+
+def swiglu(joint_N2W: Tensor, rounding: bool) -> Tensor:
+    """silu(gate) * up, from rows that hold the gate first."""
+    out_NW = joint_N2W.new_empty(len(joint_N2W), joint_N2W.shape[1] // 2)
+    _swiglu(_numpy(joint_N2W), _numpy(out_NW), rounding)
+    return out_NW
+
+
+def swiglu_backward(joint_N2W: Tensor, dout_NW: Tensor) -> Tensor:
+    djoint_N2W = torch.empty_like(joint_N2W)
+    _swiglu_backward(_numpy(joint_N2W), _numpy(dout_NW.contiguous()), _numpy(djoint_N2W))
+    return djoint_N2W
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + e^-x)."""
+    out = torch.empty_like(x)
+    _sigmoids(_numpy(x).reshape(-1), _numpy(out).reshape(-1))
+    return out
+
+
+def combine(y_NW: Tensor, place_TK: Tensor, gates_TK: Tensor, rounding: bool) -> Tensor:
+    """For each token the sum over its slots, in order, of gate times the row of y that lies at `place` (int64)."""
+    out_TW = y_NW.new_empty(len(gates_TK), y_NW.shape[1])
+    _combine(_numpy(y_NW), _numpy(place_TK), _numpy(gates_TK.contiguous()), _numpy(out_TW), rounding)
+    return out_TW
+
+
+def attend(q_THd: Tensor, k_XGMd: Tensor, v_XGMe: Tensor, sequence_T: np.ndarray, position_T: np.ndarray) -> Tensor:
+    """Softmax attention of each query on the first `position + 1` of the `M` rows of its sequence (of `X`)."""
+    out_THe = q_THd.new_empty(*q_THd.shape[:2], v_XGMe.shape[3])
+    _attend(*(_numpy(x.contiguous()) for x in (q_THd, k_XGMd, v_XGMe)), sequence_T, position_T, _numpy(out_THe))
+    return out_THe
+
+
+def _numpy(x: Tensor) -> np.ndarray:
+    """The tensor's own memory. The kernels take contiguous arrays only, and compile for nothing else."""
+    assert x.is_contiguous(), x.shape
+    return (x.detach() if x.requires_grad else x).numpy()
