@@ -150,7 +150,7 @@ def _pcodec() -> Coder:
 
 def _fireworks(form: str) -> Coder:
     """Its deltas are between torch tensors, and decoding makes a new tensor: applying is copying that."""
-    import fireworks_delta_compression as fireworks
+    import fireworks_delta_compression as fireworks  # pyright: ignore[reportMissingImports]
     import torch
 
     warnings.filterwarnings("ignore", message="The given buffer is not writable")  # its own buffer

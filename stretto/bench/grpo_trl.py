@@ -42,11 +42,11 @@ def main(argv: list[str] | None = None) -> None:
 
 def measure(folder: Path, steps: int, groups: int, group: int) -> dict[str, Any]:
     """Train for a step to warm up and `steps` more, which are timed."""
-    import trl
-    from datasets import Dataset
+    import trl  # pyright: ignore[reportMissingImports]
+    from datasets import Dataset  # pyright: ignore[reportMissingImports]
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
-    from trl.trainer.grpo_config import GRPOConfig
-    from trl.trainer.grpo_trainer import GRPOTrainer
+    from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
+    from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
     chat = Chat(folder)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))

@@ -2,11 +2,11 @@
 
     folder ──▶ ours, float32 ──┬─▶ logits of a few prompts ──▶ largest difference
       └──────▶ theirs, float32 ┘   our greedy tokens      ──▶ are they theirs too?
-    folder ──▶ ours ──▶ A ──▶ theirs ──▶ B ──▶ ours ──▶ C    has each the weights of the one before, to the bit?
+    folder ──▶ ours ──▶ A ──▶ theirs ──▶ B ──▶ ours ──▶ C    has each the weights of the one before, byte for byte?
 
 Theirs are greedy over our tokens exactly when, given the sequence, each token is their first choice: one forward pass
-shows it. Both networks are in memory at once, so MODEL_DIR has to fit twice. One of float32 is rounded when we save it,
-and "saved" says so. Needs transformers (the `dev` extra).
+shows it. A and B are written in several shards, in the dtype of the folder; C is one file. Both networks are in memory
+at once, so MODEL_DIR has to fit twice. Needs transformers (the `dev` extra).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ LIMIT = 1e-4
 
 PROMPTS = (5, 24, 61)
 NEW_TOKENS = 16
+SHARDS = 3
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 211,
@@ -49,6 +50,7 @@ _SIZES: dict[str, Any] = {
     "max_positions": 256,
 }
 _EXPERTS: dict[str, Any] = {"experts": 8, "experts_per_token": 3, "expert_size": 24, "norm_topk_prob": True}
+_TWELVE: dict[str, Any] = _EXPERTS | {"experts": 12}
 _LATENT = Latent(q_rank=20, kv_rank=16, nope_dim=12, rope_dim=8, v_dim=16)
 _YARN = Yarn(factor=8.0, original_positions=32, mscale=1.0, mscale_all_dim=1.0)
 
@@ -56,6 +58,17 @@ RANDOM: dict[str, ModelSpec] = {
     "qwen3_moe": ModelSpec(model_type="qwen3_moe", **_SIZES, **_EXPERTS, dense_layers=(1,)),
     "qwen3": ModelSpec(model_type="qwen3", **_SIZES, tie_embeddings=True),
     "llama": ModelSpec(model_type="llama", **_SIZES, attention_bias=True),
+    "kimi_k2": ModelSpec(
+        model_type="kimi_k2",
+        **_SIZES | {"kv_heads": 4, "head_dim": 20},
+        **_TWELVE,
+        latent=_LATENT,
+        yarn=_YARN,
+        rope_theta=50_000.0,
+        grouping=Grouping(groups=1, kept=1, scale=2.827),
+        shared_experts=1,
+        dense_layers=(0,),
+    ),
     "deepseek_v3": ModelSpec(
         model_type="deepseek_v3",
         **_SIZES | {"kv_heads": 4, "head_dim": 20},
@@ -81,7 +94,7 @@ class Row:
     greedy_equal: bool
     saved_equal: bool  # loaded and saved by us
     to_theirs_equal: bool  # that, loaded and saved by transformers
-    from_theirs_equal: bool  # that, loaded and saved by us
+    from_theirs_equal: bool  # that, loaded and saved by us: as the first
 
     @property
     def roundtrip_equal(self) -> bool:
@@ -134,7 +147,7 @@ def compare(folder: Path, network: str, scratch: Path) -> Row:
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(model.spec.vocab_size, (n,), generator=generator) for n in PROMPTS]
     expected = [theirs(ids_T[None]).logits[0].float() for ids_T in prompts]
-    found = _logits(model, prompts)
+    found = [_logits(model, ids_T) for ids_T in prompts]
     greedy = True
     for prompt_T in prompts:
         ids_T = _greedy(model, prompt_T)
@@ -142,11 +155,14 @@ def compare(folder: Path, network: str, scratch: Path) -> Row:
         greedy = greedy and torch.equal(own_T[len(prompt_T) - 1 : -1], ids_T[len(prompt_T) :])
     del theirs
     a, b, c = (scratch / name for name in "abc")
-    checkpoint.save(model, a)
+    given = _weights(folder, model)
+    dtype = _dtype(given)
+    shard_bytes = sum(weight.nbytes for weight in given.values()) // SHARDS + 1
+    checkpoint.save(model, a, shard_bytes=shard_bytes, dtype=dtype)
     with _quiet():
-        _theirs(a, torch.bfloat16).save_pretrained(b)
-    checkpoint.save(checkpoint.load(b), c)
-    given, saved, theirs, ours = (_weights(path, model) for path in (folder, a, b, c))
+        _theirs(a, dtype).save_pretrained(b, max_shard_size=shard_bytes)
+    checkpoint.save(checkpoint.load(b), c, dtype=dtype)
+    saved, theirs, ours = (_weights(path, model) for path in (a, b, c))
     return Row(
         network=network,
         family=model.spec.model_type,
@@ -155,8 +171,8 @@ def compare(folder: Path, network: str, scratch: Path) -> Row:
         max_abs_logit=max(float(logits.abs().max()) for logits in expected),
         greedy_equal=greedy,
         saved_equal=_same(given, saved),
-        to_theirs_equal=_same(saved, theirs),
-        from_theirs_equal=_same(theirs, ours),
+        to_theirs_equal=_same(_wide(saved), _wide(theirs)),
+        from_theirs_equal=_same(saved, ours),
     )
 
 
@@ -170,32 +186,43 @@ def random_network(spec: ModelSpec, seed: int) -> Transformer:
     return model
 
 
-def _logits(model: Transformer, sequences: list[Tensor]) -> list[Tensor]:
-    """Of several sequences, packed."""
-    lengths = [len(ids_T) for ids_T in sequences]
-    positions_T = torch.cat([torch.arange(length) for length in lengths])
-    out = model(torch.cat(sequences), positions_T, PackedCausal(lengths))
-    return list(model.logits(out.hidden_TD).split(lengths))
+def _logits(model: Transformer, ids_T: Tensor) -> Tensor:
+    """Of one sequence by itself, so that each matrix product has as many rows as theirs."""
+    out = model(ids_T, torch.arange(len(ids_T)), PackedCausal([len(ids_T)]))
+    return model.logits(out.hidden_TD)
 
 
 def _greedy(model: Transformer, ids_T: Tensor) -> Tensor:
     for _ in range(NEW_TOKENS):
-        (logits_TV,) = _logits(model, [ids_T])
-        ids_T = torch.cat((ids_T, logits_TV[-1:].argmax(-1)))
+        ids_T = torch.cat((ids_T, _logits(model, ids_T)[-1:].argmax(-1)))
     return ids_T
 
 
 def _weights(folder: Path, model: Transformer) -> dict[str, Tensor]:
-    """Those that belong to the network, as float32: from bf16 that is exact, whatever dtype each side keeps."""
+    """Those that belong to the network, as they are in the files."""
+    where = checkpoint.sources(folder, model.spec)
+    files = [load_file(path) for path in sorted(set(where.values()))]
     names = checkpoint.named_tensors(model).keys()
-    files = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
-    return {name: tensor.float() for file in files for name, tensor in file.items() if name in names}
+    return {name: tensor for file in files for name, tensor in file.items() if name in names}
+
+
+def _dtype(weights: dict[str, Tensor]) -> torch.dtype:
+    """The one that holds all of them; correction biases are float32 in any checkpoint."""
+    found = {weight.dtype for name, weight in weights.items() if not name.endswith(checkpoint.CORRECTION)}
+    return found.pop() if len(found) == 1 else torch.float32
+
+
+def _wide(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As float32, which holds any of them: transformers writes some in another dtype (DeepSeek-V3's routers)."""
+    return {name: weight.float() for name, weight in weights.items()}
 
 
 def _same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
-    """Equal names, shapes and bits."""
+    """Equal names, dtypes, shapes and bytes."""
     return one.keys() == two.keys() and all(
-        one[name].shape == two[name].shape and torch.equal(one[name].view(torch.int32), two[name].view(torch.int32))
+        one[name].dtype == two[name].dtype
+        and one[name].shape == two[name].shape
+        and torch.equal(one[name].contiguous().view(torch.uint8), two[name].contiguous().view(torch.uint8))
         for name in one
     )
 

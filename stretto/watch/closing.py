@@ -46,7 +46,7 @@ def closing(console: Console, config: Config, summary: dict[str, Any]) -> None:
     more = config.trainer.steps + 30
     for command, what in (
         (f"{program()} serve {run / 'checkpoints' / checkpoint(config)}", "talk to the trained model over HTTP"),
-        (f"{program()} train --resume {name} trainer.steps={more}", "train it further"),
+        (f"{program()} resume {name} trainer.steps={more}", "train it further"),
         (
             f"{program()} train quickstart --control shuffle --name {config.run.name}-shuffled",
             "the control that must not learn",
@@ -98,6 +98,9 @@ def sentences(summary: dict[str, Any]) -> list[str]:
     idle = summary["idle"]
     if idle["trainer"] is not None and idle["engine"] is not None:
         said.append(f"Trainer idle {idle['trainer']:.0%}, engines idle {idle['engine']:.0%}.")
+    if summary.get("busy"):
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in summary["busy"].items())
+        said.append(f"Busy: {shares}.")
     staleness = summary["staleness"]
     if staleness["max"] is not None:
         said.append(
@@ -121,6 +124,9 @@ def sentences(summary: dict[str, Any]) -> list[str]:
             f"On tokens of older versions the KL is {mismatch['stale_k3']:.1e} with router replay, "
             f"{mismatch['stale_k3_without_replay']:.1e} without."
         )
+    alarms = summary["alarms"]
+    if alarms:
+        said.append(f"{len(alarms)} alarm{'s' if len(alarms) > 1 else ''}; the last: {alarms[-1]}.")
     return said
 
 

@@ -73,7 +73,7 @@ class Display:
 
     def __enter__(self) -> Display:
         self.console.print(Text(opening(self.config, self.held), style="bold"), soft_wrap=not self._live)
-        self.console.print(Text(f"Everything goes to {self.run}/; Ctrl-C stops, --resume goes on.", style="dim"))
+        self.console.print(Text(f"Everything goes to {self.run}/; Ctrl-C stops, stretto resume goes on.", style="dim"))
         self.state.absorb(self._tail.read())  # a run that goes on
         self._events_seen = list(self.state.events)
         if self._live:
@@ -115,8 +115,9 @@ class Display:
         """The whole live picture."""
         rows: list[Any] = [self._stages(), self._progress(), Text("")]
         rows.append(self._numbers())
-        if self.state.events:
-            rows += [Text(f"· {event}", style="dim", overflow="ellipsis", no_wrap=True) for event in self.state.events]
+        rows += [Text(f"! {alarm}", style="bold red") for alarm in self.state.alarms]
+        others = [event for event in self.state.events if event not in self.state.alarms]
+        rows += [Text(f"· {event}", style="dim", overflow="ellipsis", no_wrap=True) for event in others]
         talk = self._conversation()
         if talk is not None and self.console.height >= 30:
             rows += [Text(""), talk]
@@ -239,7 +240,8 @@ class Display:
         state = self.state
         for event in state.events:
             if event not in self._events_seen and self._stage != "report":
-                self.console.print(f"  {event}", markup=False, soft_wrap=True)
+                style = "bold red" if event in state.alarms else None
+                self.console.print(f"  {event}", markup=False, soft_wrap=True, style=style)
         self._events_seen = list(state.events)
         done, total, words = self.progress()
         spoken = (self._stage, done)

@@ -167,7 +167,7 @@ def bytes_per_version(lines: Sequence[Line]) -> str:
     for line in published:
         version, count = int(line["version"]), float(line["bytes"])
         ratio = f", {float(line['bytes_full']) / count:.1f} × smaller" if count else ""
-        cls = "c1" if line["form"] == "delta" else "c-anchor"
+        cls = "c-anchor" if line["form"] == "anchor" else "c1"  # a skip delta is a delta
         changed = float(line.get("changed") or 0)
         tip = f"version {version}, {line['form']}: {size(count)}{ratio}, {changed:.0%} of values changed"
         plot.bar(version - 0.4, version + 0.4, 0, count, cls, tip)

@@ -1,12 +1,14 @@
 """`metrics.jsonl`: one JSON line per thing that happened, written by every process of a run into one file.
 
 A line goes out as a single `O_APPEND` write, so that lines of different processes never mix. Readers follow the
-file while it grows: a last line without its newline is left for the next read, and a broken line is skipped.
+file while it grows: a last line without its newline is left for the next read, and a broken line, or one that lacks
+what its kind must have, is skipped.
 
     step, mismatch, publish   trainer        one optimizer step; engine against trainer; a version on its way
     swap                      follower       a version that an engine serves now, and what it cost
     rollout, eval, queue      orchestrator   a receipt; an evaluation's result; versions and what is in flight
     busy                      anyone         [start, end) with what was done, or the share of it that was busy
+    shares                    launcher       of one step: busy share of each process, queue lengths, ages of its tokens
     event                     anyone         one sentence for people
     service, stage            launcher       a process was started; what the run does from here on
 """
@@ -94,9 +96,28 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+_NUMBER = (int, float)
+_NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "step": {"version": int},
+    "mismatch": {"version": int},
+    "publish": {"version": int, "form": str, "bytes": _NUMBER, "bytes_full": _NUMBER},
+    "swap": {"cluster": str, "version": int, "pause_s": _NUMBER},
+    "rollout": {"outcome": str},
+    "eval": {"name": str, "solved": list, "attempts": int},
+    "busy": {"start": _NUMBER, "end": _NUMBER},
+    "service": {"name": str},
+    "stage": {"name": str},
+}
+"""What readers rely on, by kind. Everything else may be absent."""
+
+
 def _line(raw: bytes) -> dict[str, Any] | None:
     try:
         line = json.loads(raw)
     except ValueError:
         return None
-    return line if isinstance(line, dict) and "kind" in line and "time" in line else None
+    if not isinstance(line, dict) or not isinstance(line.get("time"), _NUMBER) or not isinstance(line.get("kind"), str):
+        return None
+    line.setdefault("process", "")
+    needed = _NEEDED.get(line["kind"], {})
+    return line if all(isinstance(line.get(name), kind) for name, kind in needed.items()) else None

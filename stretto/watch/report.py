@@ -39,6 +39,7 @@ def write(run: Path) -> Path:
 def page(lines: Sequence[Line], config: Config, summary: dict[str, Any], talks: Sequence[tuple[str, Rollout]]) -> str:
     parts = [
         _head(lines, config, summary),
+        _alarms(summary["alarms"]),
         _figure(
             "Solve rate",
             "Held-out tasks with 95 % intervals over tasks; the batches trained on, behind them.",
@@ -119,6 +120,12 @@ def _head(lines: Sequence[Line], config: Config, summary: dict[str, Any]) -> str
         f'<button id="theme" type="button">light / dark</button></header>'
         f'<section class="hero"><div>{hero}</div><div class="tiles">{tiles}</div></section>\n'
     )
+
+
+def _alarms(alarms: Sequence[str]) -> str:
+    """What the run complained about, each once; nothing where it did not."""
+    items = "".join(f"<li>{escape(text)}</li>" for text in dict.fromkeys(alarms))
+    return _figure("Alarms", "What was not as it should be, in order.", f"<ul>{items}</ul>" if items else "")
 
 
 def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:

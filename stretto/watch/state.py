@@ -24,6 +24,7 @@ class Cluster:
 class RunState:
     version: int = -1
     rollouts: int = 0
+    answered: int = 0  # of these, not `infra`
     solve_rates: list[float] = field(default_factory=list)
     before: float | None = None  # sampled solve rate on held-out tasks
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -35,6 +36,7 @@ class RunState:
     deltas: list[int] = field(default_factory=list)
     clusters: dict[str, Cluster] = field(default_factory=dict)
     events: deque[str] = field(default_factory=lambda: deque(maxlen=4))
+    alarms: deque[str] = field(default_factory=lambda: deque(maxlen=3))  # those of the events that were one
     last_step: dict[str, Any] = field(default_factory=dict)
     last_rollouts: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=32))
     now: float = 0.0
@@ -98,6 +100,7 @@ class RunState:
 
     def _on_rollout(self, line: dict[str, Any]) -> None:
         self.rollouts += 1
+        self.answered += line.get("outcome") != "infra"
         self._ended.append(float(line["time"]))
         if line.get("purpose") == "train":
             self.outcomes[str(line.get("outcome"))] += 1
@@ -131,6 +134,8 @@ class RunState:
 
     def _on_event(self, line: dict[str, Any]) -> None:
         self.events.append(str(line.get("text", "")))
+        if line.get("alarm"):
+            self.alarms.append(self.events[-1])
 
     def _on_stage(self, line: dict[str, Any]) -> None:
         if line.get("name") == "starting":  # a run that goes on: the pause is not a step, old spans are not idleness

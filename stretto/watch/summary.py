@@ -17,6 +17,7 @@ import numpy as np
 from stretto.config import Config, load_run
 from stretto.watch.large_model import large_model_rate
 from stretto.watch.metrics import plain, read
+from stretto.watch.shares import busy_shares
 from stretto.watch.statistics import interval, mean, paired_interval, pass_at, rates
 
 Line = dict[str, Any]
@@ -53,6 +54,7 @@ def build(lines: Sequence[Line], config: Config) -> Line:
         "behaviour": {when: _behaviour(lines, when) for when in ("before", "after")},
         "outcomes": dict(Counter(str(line.get("outcome")) for line in training)),
         "staleness": _staleness(steps, config.rollouts.max_staleness),
+        "busy": busy_shares(of_kind(lines, "busy"), spans),
         "idle": {"trainer": _idle_trainer(lines, spans), "engine": _idle_engine(lines, spans)},
         "weights": _weights(lines),
         "mismatch": {
@@ -60,6 +62,7 @@ def build(lines: Sequence[Line], config: Config) -> Line:
             for tokens in ("", "stale_")
             for key in ("k3", "k3_without_replay", "disagreement")
         },
+        "alarms": [str(line.get("text")) for line in of_kind(lines, "event") if line.get("alarm")],
         "clusters": clusters(lines),
     }
 
@@ -173,6 +176,7 @@ def _staleness(steps: Sequence[Line], bound: int) -> Line:
         "max": oldest,
         "bound": bound,
         "max_over_bound": None if oldest is None else oldest - bound,
+        "histogram": {str(age): count for age, count in sorted(Counter(ages).items())},
     }
 
 

@@ -87,3 +87,12 @@ JSON = st.recursive(
 @given(JSON)
 def test_whatever_is_logged_can_be_read(value: object) -> None:
     assert json.loads(json.dumps(plain(value), allow_nan=False)) == plain(value)
+
+
+def test_a_line_that_lacks_what_its_kind_needs_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    good = {"time": 1.0, "process": "t", "kind": "step", "version": 3}
+    bad = [{"time": 1.0, "kind": kind} for kind in ("step", "busy", "swap", "publish", "eval", "stage", "rollout")]
+    bad += [{**good, "version": "three"}, {**good, "time": "now"}, {**good, "kind": 7}, {"time": 2.0}]
+    path.write_text("\n".join(map(json.dumps, [*bad[:5], good, *bad[5:]])) + "\n")
+    assert read(path) == [good]

@@ -75,7 +75,8 @@ def test_time_between_two_launches_does_not_count() -> None:
     assert tree["wall_s"] == 30 + 31
     assert tree["train_s"] == 10 + 20
     assert tree["steps"] == 2
-    assert tree["staleness"] == {"mean": 1.25, "max": 3, "bound": 2, "max_over_bound": 1}
+    ages = {"0": 1, "1": 2, "3": 1}
+    assert tree["staleness"] == {"mean": 1.25, "max": 3, "bound": 2, "max_over_bound": 1, "histogram": ages}
     assert tree["idle"]["trainer"] == pytest.approx(2 / 30)
     assert tree["idle"]["engine"] == pytest.approx(1 - 25 / 30)
 
