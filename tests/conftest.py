@@ -17,7 +17,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from stretto.harness.chat import Chat
-from stretto.records import GenerateRequest, GenerateResponse, decode, encode
+from stretto.records import GenerateRequest, GenerateResponse, RouteChunk, SupportChunk, decode, encode
+from stretto.support import Support
 
 L, K = 3, 2
 
@@ -61,6 +62,13 @@ class ScriptedEngine:
         """The recognisable routes [L, K] of a token at a position."""
         return [[(position + token + 11 * layer + k) % 60 for k in range(K)] for layer in range(L)]
 
+    def support(self, ids: list[int]) -> SupportChunk:
+        """Each token was drawn from itself and its neighbours."""
+        kept = np.zeros((len(ids), self.chat.vocab_size + 1), bool)
+        for near in (-1, 0, 1):
+            kept[np.arange(len(ids)), np.array(ids) + near] = True
+        return Support.of(kept).seal()
+
     async def generate(self, http: web.Request) -> web.Response:
         request = decode(await http.read(), GenerateRequest)
         if self.pause is not None:
@@ -80,8 +88,12 @@ class ScriptedEngine:
             ids=ids,
             logprobs=np.linspace(-1, -0.1, len(ids), dtype="<f4").tobytes(),
             versions=np.full(len(ids), self.version, "<i4").tobytes(),
-            routes=np.array(rows, "u1").tobytes(),
-            routes_from=request.routes_from,
+            support=self.support(ids) if request.sampling.truncated else None,
+            routes=RouteChunk.seal(
+                request.routes_from,
+                np.array(history[request.routes_from : -1], "<i4"),
+                np.array(rows, "u1").reshape(-1, L, K),
+            ),
             route_shape=(L, K),
             route_bits=8,
             finish=finish,

@@ -17,7 +17,7 @@ from stretto.config import Config, ConfigError, dump, load, load_run, parse
         ("trainr.steps=1", "unknown key trainr; did you mean trainer?"),
         ("rollouts.max_stalenes=1", "did you mean rollouts.max_staleness?"),
         ("trainer.steps=0", "trainer.steps: Input should be greater than 0"),
-        ("trainer.correction=clip", "trainer.correction: Input should be 'tis', 'icepop' or 'none'"),
+        ("trainer.correction=clip", "trainer.correction: Input should be 'none', 'tis', 'sequence-tis', 'icepop',"),
         ("trainer.lr=inf", "trainer.lr: Input should be a finite number"),
         ("trainer.betas=[0.9, 1.0]", "trainer.betas.1: Input should be less than 1"),
         ("trainer.steps.x=1", "trainer.steps"),
