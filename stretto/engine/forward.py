@@ -37,6 +37,9 @@ FEW = 32
 """Rows an expert has on average, up to which a compiled loop in one call beats one product of torch for each; that is
 twice as fast at 16 rows. Torch's products can be shared by several threads."""
 
+LARGE = 1 << 19
+"""Elements of a weight from which oneDNN's product is the faster one, by a tenth to a third."""
+
 
 class Passed(NamedTuple):
     """What a pass gives. Rows of a later pass may be written into the same memory."""
@@ -84,10 +87,10 @@ def warm_up(forward: Forward) -> None:
 
 
 def logits(model: Transformer, hidden_ND: Tensor) -> Tensor:
-    """`Transformer.logits`, by oneDNN where it may: for a large vocabulary it takes two thirds of the time."""
-    if not (steps_fit(model) and torch.backends.mkldnn.is_available() and len(hidden_ND)):
+    """`Transformer.logits`, by the fastest product there is."""
+    if not (steps_fit(model) and len(hidden_ND)):
         return model.logits(hidden_ND)
-    return torch.ops.mkldnn._linear_pointwise(hidden_ND, model.head_weight, None, "none", [], "")
+    return _multiply(hidden_ND, model.head_weight.t(), None)
 
 
 class Defined:
@@ -261,10 +264,10 @@ class Stepped:
         memory, spec = self._memory, self._spec
         flat, eps = memory.flat, spec.rms_norm_eps
         compiled.norm(flat.x, all_T, layer.norm, eps, flat.h)
-        _multiply(memory.h_TD, layer.qkv, layer.qkv_bias, memory.qkv_TX)
+        qkv = _flat(_multiply(memory.h_TD, layer.qkv, layer.qkv_bias, memory.qkv_TX))
         k, v = self._cache.arrays[number]
         at = plan.slots_T, plan.positions_T
-        compiled.place(flat.qkv, spec.heads, layer.q_norm, layer.k_norm, eps, *self._angles, *at, flat.q, k, v)
+        compiled.place(qkv, spec.heads, layer.q_norm, layer.k_norm, eps, *self._angles, *at, flat.q, k, v)
         compiled.attend(flat.q, spec.heads, split.short_N, *at, k, v, flat.mixed)
         for chunk, mask in split.long:
             span = slice(chunk.start, chunk.end)
@@ -306,16 +309,19 @@ class Stepped:
             part[: rows * width].view(rows, width) for part, width in ((memory.joint, 2 * inner), (memory.inner, inner))
         )
         compiled.norm(memory.flat.x, rows_N, layer.mlp_norm, self._spec.rms_norm_eps, memory.flat.h)
-        torch.mm(memory.h[:rows], layer.gate_up[0], out=joint_N2F)
-        compiled.swiglu(memory.flat.joint, rows, inner, memory.flat.inner)
+        joint_N2F = _multiply(memory.h[:rows], layer.gate_up[0], None, joint_N2F)
+        compiled.swiglu(_flat(joint_N2F), rows, inner, memory.flat.inner)
         torch.addmm(x_ND, inner_NF, layer.down[0], out=x_ND if in_place else memory.h[:rows])
 
 
-def _multiply(x_NA: Tensor, weight_AB: Tensor, bias_B: Tensor | None, out_NB: Tensor) -> None:
+def _multiply(x_NA: Tensor, weight_AB: Tensor, bias_B: Tensor | None, out_NB: Tensor | None = None) -> Tensor:
+    """x @ weight + bias: in `out_NB`, or in new memory if there is none or oneDNN computes it. `weight_AB` is the
+    transpose of a weight that lies [B, A] in memory."""
+    if weight_AB.numel() >= LARGE and torch.backends.mkldnn.is_available():
+        return torch.ops.mkldnn._linear_pointwise(x_NA, weight_AB.t(), bias_B, "none", [], "")
     if bias_B is None:
-        torch.mm(x_NA, weight_AB, out=out_NB)
-    else:
-        torch.addmm(bias_B, x_NA, weight_AB, out=out_NB)
+        return torch.mm(x_NA, weight_AB, out=out_NB)
+    return torch.addmm(bias_B, x_NA, weight_AB, out=out_NB)
 
 
 def _each(x_PA: Tensor, weights: list[Tensor], out_PB: Tensor, sizes: list[int]) -> None:
