@@ -145,16 +145,19 @@ def test_ENG_5_under_other_weights_the_set_is_still_the_engines(engine, model, m
 
 @pytest.mark.parametrize(("top_p", "top_k"), CUTS)
 def test_ENG_5_equal_hidden_states_give_equal_logprobs_to_the_bit(model, top_p, top_k):
-    """All that is left between the two sides is how the hidden states were computed."""
+    """In exact arithmetic, all that is left between the two sides is how the hidden states were computed."""
     hidden_ND = torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
     rows = np.ones(40)
     temperature_N, uniform_N = (1.3 * rows).astype(np.float32), np.random.default_rng(0).random(40)
     with torch.no_grad():
         logits_NV = model.logits(hidden_ND)
-        drawn = sample(logits_NV.clone(), temperature_N, top_p * rows, (top_k * rows).astype(int), uniform_N)
+        settings = temperature_N, top_p * rows, (top_k * rows).astype(int), uniform_N
+        drawn, fast = (sample(logits_NV.clone(), *settings, exact=exact) for exact in (True, False))
         targets_N = torch.from_numpy(drawn.ids_N).long()
         logp_N, _ = token_logprobs(model, hidden_ND, targets_N, 1.3, drawn.support, chunk=40)
     assert logp_N.numpy().tolist() == drawn.logprobs_N.tolist()
+    assert fast.ids_N.tolist() == drawn.ids_N.tolist()
+    np.testing.assert_allclose(fast.logprobs_N, drawn.logprobs_N, atol=1e-6)
 
 
 def test_ENG_5_what_was_cut_and_what_was_not_are_never_mixed_up(engine, model, make_rollout):
