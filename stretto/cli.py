@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Command = Callable[[argparse.Namespace], int]
 
+TABLE_WIDTH = 150
+"""Columns of text in a table that goes to a file."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code: 0 done, 1 an error that was said in a sentence, 2 wrong usage, 130 stopped by Ctrl-C."""
@@ -195,13 +198,13 @@ def _weights(a: argparse.Namespace) -> int:
 def _chaos(a: argparse.Namespace) -> int:
     from stretto.bench.chaos import chaos
 
-    return 0 if chaos(a.kills, a.seed, Path(a.json) if a.json else None, _console()) else 1
+    return 0 if chaos(a.kills, a.seed, Path(a.json) if a.json else None, _paper()) else 1
 
 
 def _replay(a: argparse.Namespace) -> int:
     from stretto.bench.replay import replay
 
-    replay(Path(a.json) if a.json else None, _console())
+    replay(Path(a.json) if a.json else None, _paper())
     return 0
 
 
@@ -209,14 +212,14 @@ def _delta(a: argparse.Namespace) -> int:
     from stretto.bench.delta import delta
 
     old, new, file = (Path(word) if word else None for word in (a.old, a.new, a.json))
-    delta(old, new, file, _console())
+    delta(old, new, file, _paper())
     return 0
 
 
 def _wan(a: argparse.Namespace) -> int:
     from stretto.bench.wan import wan
 
-    return 0 if wan(Path(a.json) if a.json else None, _console()) else 1
+    return 0 if wan(Path(a.json) if a.json else None, _paper()) else 1
 
 
 def _parity(a: argparse.Namespace) -> int:
@@ -224,26 +227,26 @@ def _parity(a: argparse.Namespace) -> int:
     from stretto.config import ModelConfig
 
     folder = ModelConfig(path=a.model).folder if a.model else None
-    return 0 if parity(folder, Path(a.json) if a.json else None, _console()) else 1
+    return 0 if parity(folder, Path(a.json) if a.json else None, _paper()) else 1
 
 
 def _bench_engine(a: argparse.Namespace) -> int:
     from stretto.bench.engine import engine
 
     smollm2 = Path(a.smollm2) if a.smollm2 else None
-    return 0 if engine(smollm2, a.vllm, a.threads, Path(a.json) if a.json else None, _console()) else 1
+    return 0 if engine(smollm2, a.vllm, a.threads, Path(a.json) if a.json else None, _paper()) else 1
 
 
 def _bench_orchestrator(a: argparse.Namespace) -> int:
     from stretto.bench.orchestrator import orchestrator
 
-    return 0 if orchestrator(Path(a.json) if a.json else None, _console()) else 1
+    return 0 if orchestrator(Path(a.json) if a.json else None, _paper()) else 1
 
 
 def _bench_loop(a: argparse.Namespace) -> int:
     from stretto.bench.loop import loop
 
-    return 0 if loop(a.steps, a.seeds, Path(a.json) if a.json else None, _console()) else 1
+    return 0 if loop(a.steps, a.seeds, Path(a.json) if a.json else None, _paper()) else 1
 
 
 def _version(a: argparse.Namespace) -> int:
@@ -263,6 +266,13 @@ def _console(stderr: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False)
+
+
+def _paper() -> Console:
+    """For tables: in a file or a pipe they keep all their columns."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else TABLE_WIDTH)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
