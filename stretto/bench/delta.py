@@ -32,7 +32,7 @@ from stretto.config import ModelConfig
 from stretto.weights import codec
 from stretto.weights.chain import TensorInfo
 from stretto.weights.codec_report import bound_given_exponent, bound_order0
-from stretto.weights.publisher import group, join
+from stretto.weights.frames import group, join
 from stretto.weights.tensorfile import default_tag, unpack
 
 LEARNING_RATES = (1e-6, 3e-6, 1e-5)
