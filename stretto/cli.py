@@ -176,6 +176,27 @@ def _midtrain(a: argparse.Namespace) -> int:
     return 0
 
 
+def _corpus(a: argparse.Namespace) -> int:
+    from stretto.midtrain.corpus import build, plan, show
+
+    if a.verb == "build":
+        if not a.out:
+            raise ValueError("build needs --out DIR: where the corpus goes")
+        path = Path(a.path)
+        tree = build.build(plan.load(path), path.parent, Path(a.out), a.workers)
+        show.summary(tree, _paper())
+        spent = tree["time"]
+        print(f"{spent['seconds']:.1f} s, {spent['mb_per_cpu_s']} MB per second of CPU time; wrote {a.out}")
+        return 0
+    tree = show.manifest(Path(a.path))
+    show.summary(tree, _paper())
+    if a.sample:
+        if not a.tokenizer:
+            raise ValueError("--sample needs --tokenizer DIR: the folder of a checkpoint, or a tokenizer.json")
+        show.sample(Path(a.path), a.sample, Path(a.tokenizer), a.row, a.fim, a.seed, _paper())
+    return 0
+
+
 def _tasks(a: argparse.Namespace) -> int:
     from itertools import islice
 
@@ -360,6 +381,21 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--work", default="midtrain", metavar="DIR", help="tokenizer and resume state (default: midtrain)")
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--threads", type=int, default=1)
+
+    sub = command(
+        "corpus", _corpus, "make a corpus for mid-training from repositories, archives and rows, or look into one"
+    )
+    sub.add_argument("verb", choices=["build", "inspect"])
+    sub.add_argument("path", metavar="PATH", help="build: a TOML file; inspect: a corpus")
+    sub.add_argument("--out", metavar="DIR", help="build: where the corpus goes")
+    sub.add_argument("--workers", type=int, default=0, metavar="N", help="build: processes (default: one per core)")
+    sub.add_argument("--sample", type=int, default=0, metavar="N", help="inspect: show N packed rows")
+    sub.add_argument("--tokenizer", metavar="DIR", help="inspect: a checkpoint or tokenizer.json to pack with")
+    sub.add_argument("--row", type=_positive, default=512, metavar="T", help="inspect: tokens of a row (default: 512)")
+    sub.add_argument(
+        "--fim", type=float, default=0.5, metavar="SHARE", help="inspect: files cut in three (default: 0.5)"
+    )
+    sub.add_argument("--seed", type=int, default=0, help="inspect: another sample")
 
     sub = command("tasks", _tasks, "make task folders")
     sub.add_argument("verb", choices=["make"])

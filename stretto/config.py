@@ -12,12 +12,13 @@ import json
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+Shape = TypeVar("Shape", bound=BaseModel)
 
 
 class ConfigError(ValueError):
@@ -428,10 +429,15 @@ def load_run(run: Path, overrides: list[str] | None = None) -> Config:
 
 def parse(tree: dict[str, Any]) -> Config:
     """Validate a plain tree; raises ConfigError naming each wrong key and the nearest right one."""
+    return validated(Config, tree)
+
+
+def validated(shape: type[Shape], tree: dict[str, Any]) -> Shape:
+    """`parse` for any tree of sections."""
     try:
-        return Config.model_validate(tree)
+        return shape.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(_sentence(e) for e in error.errors())) from None
+        raise ConfigError("\n".join(_sentence(e, shape) for e in error.errors())) from None
 
 
 def dump(config: Config) -> str:
@@ -465,14 +471,16 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     tree[name] = value
 
 
-def _sentence(error: Any) -> str:
+def _sentence(error: Any, shape: type[BaseModel]) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] != "extra_forbidden":
         message = error["msg"].removeprefix("Value error, ")
         return f"{where}: {message}" if where else message
-    known: dict[str, Any] = Config.model_fields
+    known: dict[str, Any] = shape.model_fields
     for part in error["loc"][:-1]:
-        known = known[part].annotation.model_fields
+        if isinstance(part, str):  # a number stands for one section of a list
+            inner = known[part].annotation
+            known = next(iter(get_args(inner)), inner).model_fields
     near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0)
     prefix = ".".join(str(part) for part in error["loc"][:-1])
     return f"unknown key {where}; did you mean {f'{prefix}.' if prefix else ''}{near[0]}?"
