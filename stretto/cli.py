@@ -103,6 +103,11 @@ def _launch(config: Config, resume: bool) -> int:
 
 
 def _eval(a: argparse.Namespace) -> int:
+    if a.bpb:
+        from stretto.config import ModelConfig
+        from stretto.midtrain import bits
+
+        return bits.show(ModelConfig(path=a.model).folder, Path(a.bpb), a.json, _paper())
     from stretto.launch.evaluate import evaluate, show
 
     result = evaluate(a.model, a.tasks, a.split, a.count, a.attempts, a.temperature, a.words, _console(stderr=True))
@@ -170,9 +175,16 @@ def _report(a: argparse.Namespace) -> int:
 
 
 def _midtrain(a: argparse.Namespace) -> int:
-    from stretto.midtrain.nano import main as midtrain
+    if a.what == "nano":
+        from stretto.midtrain.nano import main as nano
 
-    midtrain(Path(a.out), Path(a.work), seed=a.seed, threads=a.threads)
+        if not a.out:
+            raise ValueError("nano needs --out DIR: where the checkpoint goes")
+        nano(Path(a.out), Path(a.work), seed=a.seed, threads=a.threads)
+        return 0
+    from stretto.midtrain.run import midtrain
+
+    print(midtrain(Path(a.what)))
     return 0
 
 
@@ -349,6 +361,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--attempts", type=_positive, default=4, help="attempts per task (default: 4)")
     sub.add_argument("--temperature", type=_temperature, default=1.0, help="0 is greedy (default: 1)")
     sub.add_argument("--json", action="store_true", help="print JSON")
+    sub.add_argument("--bpb", metavar="DIR", help="instead: bits per byte on a corpus of `stretto corpus build`")
 
     sub = command("serve", _serve, "serve a checkpoint over HTTP", overrides)
     sub.add_argument("model", metavar="MODEL", help="checkpoint folder, or nano")
@@ -375,12 +388,14 @@ def parser() -> argparse.ArgumentParser:
     sub = command("report", _report, "build a run's summary.json and report.html again")
     sub.add_argument("name", metavar="RUN", nargs="?", default="quickstart")
 
-    sub = command("midtrain", _midtrain, "make the shipped nano model from nothing")
-    sub.add_argument("model", choices=["nano"])
-    sub.add_argument("--out", required=True, metavar="DIR", help="where the checkpoint goes")
-    sub.add_argument("--work", default="midtrain", metavar="DIR", help="tokenizer and resume state (default: midtrain)")
-    sub.add_argument("--seed", type=int, default=0)
-    sub.add_argument("--threads", type=int, default=1)
+    sub = command("midtrain", _midtrain, "continue a model's pre-training on a corpus, or make the shipped nano model")
+    sub.add_argument("what", metavar="CONFIG|nano", help="a TOML file (docs/midtrain.md), or nano")
+    sub.add_argument("--out", metavar="DIR", help="nano: where the checkpoint goes")
+    sub.add_argument(
+        "--work", default="midtrain", metavar="DIR", help="nano: tokenizer and resume state (default: midtrain)"
+    )
+    sub.add_argument("--seed", type=int, default=0, help="nano: another model")
+    sub.add_argument("--threads", type=int, default=1, help="nano: compute threads")
 
     sub = command(
         "corpus", _corpus, "make a corpus for mid-training from repositories, archives and rows, or look into one"

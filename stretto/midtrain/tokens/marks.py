@@ -61,6 +61,14 @@ class Encoder:
     def size(self) -> int:
         return self.tokenizer.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def end(self) -> int:
+        """The token that parts documents. Raises ValueError when there is none."""
+        found = (self.tokenizer.token_to_id(spelling) for spelling in SPELLINGS["end"])
+        if (id := next((one for one in found if one is not None), None)) is None:
+            raise ValueError(f"the tokenizer has none of {', '.join(SPELLINGS['end'])} to part documents with")
+        return id
+
     def encode(self, texts: list[str]) -> list[list[int]]:
         return [one.ids for one in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
