@@ -21,6 +21,13 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 Shape = TypeVar("Shape", bound=BaseModel)
 
 
+Counted = Literal[
+    "read", "tested", "retried", "repeated_edit", "submitted", "submitted_untested", "solved_after_retry", "ran",
+    "gave_up", "questions", "abandoned_todos", "bad_calls", "calls",
+]  # fmt: skip
+"""What `harness/behaviour.py` counts in a rollout."""
+
+
 class ConfigError(ValueError):
     """A sentence for the user: which key is wrong, and what to write instead."""
 
@@ -66,7 +73,7 @@ class ModelConfig(Section):
 
 class TasksConfig(Section):
     source: str = "repair"
-    """`repair` generates small Python bug-repair tasks; anything else is a folder of Harbor task folders."""
+    """`repair` generates small Python bug-repair tasks; else a folder of Harbor task folders, or a mixture's TOML."""
     train: Positive = 4000
     """Tasks to generate for training, or to take from a folder at most; used up, they come again in a new order."""
     heldout: int = Field(default=200, ge=0)
@@ -86,6 +93,9 @@ class HarnessConfig(Section):
     """Text of the system message; empty sends none (a mid-trained model knows its product)."""
     show_tools: bool = False
     """Put the tools' JSON schemas into the system message, for models that were not trained on them."""
+    tools: str = ""
+    """Tool set for tasks whose task.toml names none: `nano`, `code`, or a TOML file; empty is `nano` for small tasks
+    that an oracle grades, and `code` for others."""
 
 
 class SandboxConfig(Section):
@@ -94,13 +104,35 @@ class SandboxConfig(Section):
     memory_mib: Positive = 128
     """Memory limit of one box."""
     workspace_mib: Positive = 8
-    """Size of the box's tmpfs workspace."""
+    """Size of the box's tmpfs workspace, and of the one that holds home, /tmp and /dev/shm."""
+    inodes: Positive = 8192
+    """Files and folders that each of the two can hold."""
+    processes: Positive = 32
+    """Processes and threads of one box."""
+    cpus: float = Field(default=1.0, gt=0)
+    """CPU time that one box gets per second, in cores."""
     warm: int = Field(default=4, ge=0)
     """Boxes kept started ahead of need; each is used once."""
     latency_p50: float = Field(default=0.0, ge=0)
     """For experiments: before each tool call its box sleeps, half of the times for longer than this; 0 is never."""
     latency_p99: float = Field(default=0.0, ge=0)
     """One sleep of a hundred takes longer than this (lognormal)."""
+
+    backend: Literal["bubblewrap", "gvisor", "docker", "podman", "swerex"] = "bubblewrap"
+    """What carries the boxes; `stretto/sandbox/backends.py` says what each can do."""
+    image: str = ""
+    """For docker and podman: the image of the boxes. It needs a python3 of 3.9 or newer."""
+    server: str = ""
+    """For swerex: http://HOST:PORT of its server. The key is taken from the environment variable SWEREX_TOKEN."""
+
+    @model_validator(mode="after")
+    def _backend_has_what_it_needs(self) -> SandboxConfig:
+        for name, wanted_by in (("image", ("docker", "podman")), ("server", ("swerex",))):
+            if self.backend in wanted_by and not getattr(self, name):
+                raise ValueError(f"backend {self.backend} needs sandbox.{name}")
+            if self.backend not in wanted_by and getattr(self, name):
+                raise ValueError(f"{name} is set, but backend is {self.backend}; it goes with {' or '.join(wanted_by)}")
+        return self
 
     @model_validator(mode="after")
     def _quantiles_in_order(self) -> SandboxConfig:
@@ -121,6 +153,43 @@ class GradingConfig(Section):
     """Subtracted per tool call that could not be carried out, at most five times."""
     control: Literal["none", "shuffle"] = "none"
     """`shuffle` permutes rewards within each group: the control run that must not learn."""
+
+
+class ShapingConfig(Section):
+    """Small terms beside correctness: how much a rollout took, and how the agent behaved. None of them can pay."""
+
+    effort_weight: float = Field(default=0.0, ge=0)
+    """Taken off a solved rollout: this times C(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q)), x being the sum below."""
+    effort_k: float = Field(default=0.1, gt=0)
+    """How soon the charge bends: at an x far below 1 / k it is proportional to x."""
+    effort_q: float = Field(default=0.5, ge=0)
+    """How much it bends: 0 is a straight line, 1 a logarithm."""
+    effort_thinking: float = Field(default=0.001, ge=0)
+    """What a token of thinking adds to x."""
+    effort_calling: float = Field(default=0.001, ge=0)
+    """What a token of a tool call adds."""
+    effort_saying: float = Field(default=0.001, ge=0)
+    """What any other sampled token adds."""
+    effort_reading: float = Field(default=0.0005, ge=0)
+    """What a token of a tool's result adds."""
+    effort_calls: float = Field(default=0.02, ge=0)
+    """What a tool call adds."""
+    effort_turns: float = Field(default=0.05, ge=0)
+    """What a turn adds; calls made together in one turn save it."""
+    effort_most: float = Field(default=0.2, ge=0, lt=1)
+    """The largest charge for effort."""
+    behaviour: dict[Counted, float] = {"questions": -0.02}
+    """Added per count of a behaviour (a key of `harness/behaviour.py`), whatever the outcome; none may be positive."""
+    behaviour_most: float = Field(default=0.2, ge=0, lt=1)
+    """The largest charge for all behaviour together."""
+
+    @field_validator("behaviour")
+    @classmethod
+    def _never_pays(cls, value: dict[Counted, float]) -> dict[Counted, float]:
+        for name, weight in value.items():
+            if weight > 0:
+                raise ValueError(f"{name} = {weight:g} would pay for behaviour, which gets farmed: use 0 or less")
+        return value
 
 
 class RolloutsConfig(Section):
@@ -281,6 +350,13 @@ class WeightsConfig(Section):
     """Versions between full anchors."""
     poll_seconds: float = Field(default=0.05, gt=0)
     """How often a follower looks for a new version."""
+    serve_dtype: Literal["bf16", "fp8"] = "bf16"
+    """What weights are published and trained in: bf16, or fp8 e4m3 with a power-of-two scale per 128 x 128 block."""
+    kv: Literal["keep", "recompute", "drain"] = "keep"
+    """At new weights, generations under way go on with their keys and values, have them made again before the next
+    token, or end first while new ones wait."""
+    drain_seconds: float = Field(default=30.0, ge=0)
+    """`drain`: after so long, generations that have not ended go on as with `keep`."""
 
 
 class LaunchConfig(Section):
@@ -292,6 +368,9 @@ class LaunchConfig(Section):
     """Address the services bind to."""
     start_seconds: float = Field(default=120.0, gt=0)
     """Each service must answer its health check within this time."""
+    silent_seconds: float = Field(default=30.0, gt=0)
+    """A process that lives, but gives no sign of it for so long, is killed and started again (a trainer after four
+    times as long)."""
     restarts: int = Field(default=4, ge=0)
     """Times a process that dies is started again within `restart_seconds`; one death more ends the run."""
     restart_seconds: float = Field(default=120.0, gt=0)
@@ -314,6 +393,7 @@ class Config(Section):
     harness: HarnessConfig = HarnessConfig()
     sandbox: SandboxConfig = SandboxConfig()
     grading: GradingConfig = GradingConfig()
+    shaping: ShapingConfig = ShapingConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
     trainer: TrainerConfig = TrainerConfig()
     engine: EngineConfig = EngineConfig()
@@ -351,6 +431,12 @@ class Config(Section):
                 f"harness.max_tokens ({self.harness.max_tokens}) exceeds engine.max_tokens "
                 f"({self.engine.max_tokens}): a rollout would not fit its KV slot"
             )
+        charges = self.shaping.effort_most + self.shaping.behaviour_most + 5 * self.grading.bad_call_penalty
+        if charges >= 1:
+            raise ValueError(
+                f"shaping.effort_most, shaping.behaviour_most and five times grading.bad_call_penalty are {charges:g} "
+                "together: below 1 a solved task always earns more than an unsolved one"
+            )
         self._engine_can()
         return self
 
@@ -374,6 +460,16 @@ class Config(Section):
             raise ValueError(
                 "rollouts.top_p is below 1, but vLLM does not tell which tokens it kept, so that the trainer can't "
                 "normalise over them: use rollouts.top_p = 1, or the native engine"
+            )
+        if self.weights.kv != "keep":
+            raise ValueError(
+                f"weights.kv is {self.weights.kv}, but with vLLM a generation can only keep its keys and values: "
+                "use keep, or engine.backend = native"
+            )
+        if self.weights.serve_dtype != "bf16":
+            raise ValueError(
+                f"weights.serve_dtype is {self.weights.serve_dtype}, which the vLLM adapter does not load: use bf16, "
+                "or engine.backend = native"
             )
         if engine.routes == "unknown" and self.trainer.replay:
             raise ValueError(
@@ -451,7 +547,9 @@ def dump(config: Config) -> str:
 
 
 def _literal(value: Any) -> str:
-    """The value as TOML; JSON's notation is the same for what a configuration holds."""
+    """The value as TOML; JSON's notation is the same for what a configuration holds, tables aside."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(key)} = {_literal(inner)}' for key, inner in value.items())}}}"
     return json.dumps(value, ensure_ascii=False)
 
 

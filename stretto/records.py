@@ -11,7 +11,7 @@ This module imports nothing of ours.
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -71,6 +71,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str]  # path -> text, relative to the workspace
     grading: dict[str, str]  # path -> text, relative to the task folder: tests/*, solution/*
     metadata: dict[str, Any] = {}
+    tools: dict[str, Any] = {}  # the [tools] table of task.toml: which tools, renamed, limited; read by harness/toolset
+    environment: str = ""  # absolute folder on the worker that is the workspace below `files`; empty: `files` is all
+    mode: str = "oracle"  # how it is graded: "oracle", "pytest" or "script"
+    libraries: list[str] = []  # Python distributions in the box, read-only
+    limits: dict[str, float] = {}  # of the box, where they differ from the run's: seconds, memory_mib, workspace_mib
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,6 +249,11 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     arguments: dict[str, Any] = {}
     observation: str = ""
     seconds: float = 0.0
+    tool: str = ""  # what the tool is when the task has renamed it; empty: `name`
+
+    @property
+    def does(self) -> str:
+        return self.tool or self.name
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -273,6 +283,10 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     started: float  # unix seconds
     ended: float
     reason: str = ""  # a sentence for `truncated`, `fault`, `void`, `infra`
+    detected: list[str] = []  # signs of cheating (grading/detectors), whatever they did to the outcome
+    tools: str = ""  # the tool set's name and hash: what the policy could call, under which names and limits
+    agreed: bool = False  # permissive: what it left behind passes, handed in or not, voided or not
+    effort: dict[str, int] = {}  # what it took: tokens by what they were for, calls, turns
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -341,6 +355,43 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     version: int
     fingerprint: str
+
+
+class Canary(msgspec.Struct, frozen=True, kw_only=True):
+    """Fixed tokens, and what the trainer says of them under the weights of a version."""
+
+    ids: list[int]
+    logprobs: list[float]  # of each id but the first, given those before it; temperature 1
+
+
+class KvPolicy(enum.StrEnum):
+    """What becomes of keys and values that old weights made when new ones come."""
+
+    KEEP = "keep"  # a generation goes on with them
+    RECOMPUTE = "recompute"  # they are made again by the new weights before the next token
+    DRAIN = "drain"  # generations under way end first, new ones wait
+
+
+class WeightsOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a follower asks of an engine: serve this version from now on."""
+
+    version: Annotated[int, msgspec.Meta(ge=0)]
+    fingerprint: str
+    path: str  # a safetensors file: all tensors, or with `parent` what to write over those of that fingerprint
+    parent: str = ""
+    canary: Canary | None = None
+    kv: KvPolicy = KvPolicy.KEEP
+    drain_seconds: Annotated[float, msgspec.Meta(ge=0)] = 30.0  # after which a drain goes on as `keep`
+
+
+class WeightsTaken(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's word that it serves the version."""
+
+    version: int
+    pause_s: float  # no pass could run for so long
+    drain_s: float = 0.0  # new requests waited for so long, while old ones ended
+    canary: float | None = None  # mean distance of log-probs from the trainer's, in nats; None: there was no canary
+    note: str = ""  # what was not done as asked
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,7 +92,7 @@ async def test_sleeping_does_not_extend_the_time(box: Box):
 async def test_long_output_is_cut_and_endless_output_ends_the_command(box: Box):
     result = await box.python("import sys; sys.stdout.write('x' * 100_000); sys.stderr.write('e' * 10)")
     assert result.exit_code == 0 and result.truncated
-    assert len(result.stdout) == 32768 and result.stderr == b"e" * 10
+    assert 32700 < len(result.stdout) <= 32768 and result.stderr == b"e" * 10
     result = await box.python("while True: print('y' * 1000)", seconds=20)
     assert result.truncated and result.signal == 9 and not result.timed_out and result.seconds < 10
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import time
+from dataclasses import replace
 
 import pytest
 
@@ -39,7 +41,7 @@ async def test_paths_outside_are_refused(box: Box, path: str):
         ("import socket; socket.socket(socket.AF_UNIX).bind('x')", "not a regular file"),
     ],
 )
-async def test_planted_things_are_refused_at_once(box: Box, make: str, says: str):
+async def test_SBX_12_planted_things_are_refused_at_once(box: Box, make: str, says: str):
     result = await box.python(f"import os; {make}")
     assert result.exit_code == 0, result.stderr
     with pytest.raises(BoxError, match=says):
@@ -106,12 +108,31 @@ async def test_deep_and_wide_trees_and_odd_names(box: Box):
     with pytest.raises(BoxError, match="deep"):
         await box.files()
     await box.exec(["rm", "-rf", "d"])
-    await box.python("for i in range(5000): open(f'/workspace/{i}', 'w')")
+    await box.python("import os\nfor i in range(5000): os.symlink('x', f'/workspace/{i}')")
     with pytest.raises(BoxError, match="4096 entries"):
-        await box.files(100_000, 1)
+        await box.files(64, 1)
+    await box.exec(["sh", "-c", "rm -f *"])
+    await box.python("for i in range(5000): open(f'/workspace/{i}', 'w')")
+    assert len(await box.files(6000, 1)) == 5000
+    assert len(await box.listing(max_entries=6000)) == 5000
+    with pytest.raises(BoxError, match="more than 4096"):
+        await box.listing()
     await box.exec(["sh", "-c", "rm -f *"])
     await box.python(r"open(b'\xff', 'w'); open('ü\n', 'w').write('x')")
     assert await box.files() == {"ü\n": b"x"}
+    await box.python("import os; os.makedirs('closed/inner'); open('closed/x', 'w'); os.chmod('closed', 0o600)")
+    assert {entry.path for entry in await box.listing()} == {"closed", "ü\n"}
+
+
+async def test_a_large_tree_goes_in_and_out(pool: BoxPool):
+    """Fifty megabytes at once: no request may cost the square of its size."""
+    box = await pool.box(limits=replace(pool.limits, disk=80 << 20, memory=400 << 20))
+    tree = {f"part{number % 40}/{number}": bytes([number % 256]) * 33_333 for number in range(1500)}
+    begun = time.monotonic()
+    await box.write_all(tree)
+    assert await box.files(1500, 1 << 26) == tree
+    assert time.monotonic() - begun < 15
+    await box.stop()
 
 
 async def test_a_sealed_box_has_no_writable_path(pool: BoxPool):

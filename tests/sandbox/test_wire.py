@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.sandbox.box import BoxError, clean
-from stretto.sandbox.inside import pack, unpack
+from stretto.sandbox.inside.wire import pack, unpack
 
 
 @given(st.lists(st.binary(max_size=40), max_size=10))
