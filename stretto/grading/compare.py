@@ -1,8 +1,8 @@
 """Values that crossed from a box, and when two of them are equal.
 
 The bytes come from a process that policy code controlled, so decoding trusts nothing: sizes and depth are bounded,
-and anything malformed is a ValueError. Only None, bool, int, float, str, list and tuple exist here; there is no object
-whose `__eq__` could be asked.
+and anything malformed is a ValueError. Only None, bool, int, float, str, bytes, list, tuple and dict exist here; there
+is no object whose `__eq__` could be asked.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from stretto.grading.driver import MAX_DEPTH
+from stretto.grading.driver import MAX_DEPTH, encode
 
-Value = None | bool | int | float | str | list["Value"] | tuple["Value", ...]
+Value = None | bool | int | float | str | bytes | list["Value"] | tuple["Value", ...] | dict[bytes, "Value"]
+"""A dict has its keys as `driver.encode` writes them: exact in type, and hashed safely whatever they are."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +41,38 @@ class Foreign:
 Report = Returned | Raised | Foreign
 
 
-def same(expected: Value, got: Value) -> bool:
-    """Equal type and equal value, all the way down: `True` is not 1, 1 is not 1.0, nan is nan, a tuple is no list."""
+def same(expected: Value, got: Value, tolerance: float = 0.0) -> bool:
+    """Equal type and equal value, all the way down: `True` is not 1, 1 is not 1.0, nan is nan, a tuple is no list. The
+    order of a dict does not count. `tolerance`, relative and absolute, is for floats only."""
     if type(expected) is not type(got):
         return False
     if isinstance(expected, list | tuple) and isinstance(got, list | tuple):
-        return len(expected) == len(got) and all(map(same, expected, got))
-    if isinstance(expected, float) and isinstance(got, float) and math.isnan(expected):
-        return math.isnan(got)
+        return len(expected) == len(got) and all(same(*pair, tolerance) for pair in zip(expected, got, strict=True))
+    if isinstance(expected, dict) and isinstance(got, dict):
+        return expected.keys() == got.keys() and all(same(part, got[key], tolerance) for key, part in expected.items())
+    if isinstance(expected, float) and isinstance(got, float):
+        if math.isnan(expected) or math.isnan(got):
+            return math.isnan(expected) and math.isnan(got)
+        return expected == got or math.isclose(expected, got, rel_tol=tolerance, abs_tol=tolerance)
     return expected == got
 
 
-def agrees(expected: Report, got: Report) -> bool:
+def agrees(expected: Report, got: Report, tolerance: float = 0.0) -> bool:
     """Same value and same effect on the arguments, or an exception of the same name."""
     if isinstance(expected, Returned) and isinstance(got, Returned):
-        return same(expected.value, got.value) and same(expected.arguments, got.arguments)
+        right = same(expected.value, got.value, tolerance)
+        return right and same(expected.arguments, got.arguments, tolerance)
     return isinstance(expected, Raised) and expected == got
+
+
+def plainly(value: Value) -> object:
+    """The value as Python has it, for people to read."""
+    if isinstance(value, dict):
+        return {plainly(Reader(key).value()): plainly(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [plainly(part) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    return value
 
 
 def decode_reports(data: bytes, calls: int) -> list[Report]:
@@ -99,10 +116,23 @@ class Reader:
         size = int(self.until(b":"))
         if kind == b"s":
             return self.take(size).decode("utf-8", "surrogatepass")
+        if kind == b"y":
+            return self.take(size)
+        if kind == b"d" and size <= len(self.data) - self.at:
+            return self.pairs(size, depth)
         if kind not in (b"l", b"t") or size > len(self.data) - self.at:  # each part takes a byte at least
             raise ValueError("not a value")
         parts = [self.value(depth + 1) for _ in range(size)]
         return parts if kind == b"l" else tuple(parts)
+
+    def pairs(self, size: int, depth: int) -> dict[bytes, Value]:
+        found: dict[bytes, Value] = {}
+        for _ in range(size):
+            key = self.value(depth + 1)
+            if isinstance(key, list | dict):
+                raise ValueError("a key that no dict can have")
+            found[encode(key)] = self.value(depth + 1)
+        return found
 
     def take(self, size: int) -> bytes:
         part = self.data[self.at : self.at + size]

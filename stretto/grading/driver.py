@@ -5,7 +5,7 @@ Its source files are imported from memory, after the standard library, so that t
 writable path. What it prints goes nowhere; reports leave by a descriptor taken before it was imported. Arguments are
 made anew for each call, and reported as the call left them.
 
-stdin: a Python literal `(files, module, function, calls)`, where each call is the text of its argument list.
+stdin: a Python literal `(files, calls)`; each call is `(module, function, text of its argument list)`.
 stdout: one report per call, `kind` (`v` value, `e` exception, `x` not a primitive) and values as `encode` writes them.
 """
 
@@ -16,7 +16,7 @@ MAX_DEPTH = 32
 
 
 class NotPrimitive(Exception):
-    """The value has a part that is not exactly None, bool, int, float, str, list or tuple."""
+    """The value has a part that is not exactly None, bool, int, float, str, bytes, list, tuple or dict."""
 
 
 def encode(value, depth=0):
@@ -33,8 +33,13 @@ def encode(value, depth=0):
     if kind is str:
         data = value.encode("utf-8", "surrogatepass")
         return b"s%d:%s" % (len(data), data)
-    if (kind is not list and kind is not tuple) or depth == MAX_DEPTH:
+    if kind is bytes:
+        return b"y%d:%s" % (len(value), value)
+    if (kind is not list and kind is not tuple and kind is not dict) or depth == MAX_DEPTH:
         raise NotPrimitive(kind.__name__)
+    if kind is dict:
+        pairs = [encode(key, depth + 1) + encode(part, depth + 1) for key, part in value.items()]
+        return b"d%d:%s" % (len(pairs), b"".join(pairs))
     parts = [encode(part, depth + 1) for part in value]
     return b"%s%d:%s" % (b"l" if kind is list else b"t", len(parts), b"".join(parts))
 
@@ -81,11 +86,14 @@ def main():
     text = sys.stdin.buffer.read()
     posix.dup2(null, 0)
     posix.dup2(null, 1)
-    files, module, function, calls = literal(text)
+    files, calls = literal(text)
     sys.meta_path.append(Submission(files))
-    function = getattr(__import__(module), function)
-    for call in calls:
-        posix.write(channel, report(function, call))
+    for module, name, text in calls:
+        __import__(module)
+        function = sys.modules[module]
+        for part in name.split("."):
+            function = getattr(function, part)
+        posix.write(channel, report(function, text))
     posix._exit(0)
 
 

@@ -1,37 +1,45 @@
-"""Grades the submissions of one group against the oracle.
+"""Grades the submissions of one group, each task in its mode.
 
-Candidates run in a sealed box (no writable path, no network, inputs only), one child process each, and every process
-is killed between two of them, so that a candidate harms itself alone. Whatever it does is a wrong answer: it crashes,
-hangs, exits, floods, answers with objects. Equal submissions are run once.
+Whatever a submission does is its own: a grade, never an exception. Only what is proven from outside to be ours is
+`infra`: a task that its own reference does not pass, boxes that can't be started. Equal submissions are run once.
 
-Left out: detectors that void a verdict although the values agree.
+Signs of cheating (detectors/) are in `Grade.detected`. The certain ones void a grade that would have been paid, where
+the policy's code shares a process with tests; the others change nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
+import os
 
 from stretto.config import GradingConfig
-from stretto.grading.compare import Foreign, Raised, Report, Returned, agrees, decode_reports
-from stretto.grading.oracle import (
-    DRIVER,
-    KEEP,
-    Oracle,
-    OracleSpec,
-    TaskBroken,
-    draw_calls,
-    last_line,
-    plain,
-    read_spec,
-    request,
-)
+from stretto.grading.detectors import inspect_tree
+from stretto.grading.detectors.signs import SIGNS, VOIDING
+from stretto.grading.modes.oracle import OracleMode
+from stretto.grading.modes.pytest import MOST_RERUNS, PytestMode
+from stretto.grading.modes.script import ScriptMode
+from stretto.grading.modes.spec import TaskBroken, read_pytest, read_script
 from stretto.grading.outcome import Grade
 from stretto.records import Outcome, Task
-from stretto.sandbox.box import Box, BoxBroken, BoxLost, Result
+from stretto.sandbox.box import BoxLost
+from stretto.sandbox.inside.wire import PATIENCE
 from stretto.sandbox.pool import BoxPool
 
-MAX_SOURCE = 1 << 18
-"""Bytes of source files in one submission."""
+
+def more_seconds(task: Task, submissions: int) -> float:
+    """How long the tests of a task may take to grade so many submissions, beyond what an oracle would need. Whoever
+    waits for a grade adds it to his patience: a hanging test is the policy's doing, and must not look like ours."""
+    try:
+        if task.mode == "pytest":
+            seconds, runs = read_pytest(task).seconds, MOST_RERUNS + 1
+        elif task.mode == "script":
+            seconds, runs = task.limits.get("seconds", read_script(task).seconds), 5
+        else:
+            return 0.0
+    except TaskBroken:
+        return 0.0
+    at_once = os.cpu_count() or 1
+    return PATIENCE * seconds * runs * (1 + -(-submissions // at_once))
 
 
 class Grader:
@@ -41,133 +49,34 @@ class Grader:
 
     def __init__(self, config: GradingConfig, pool: BoxPool):
         self.config, self.pool = config, pool
-        self.oracle = Oracle(pool, config.seconds)
+        self.oracle = OracleMode(pool, config.hidden_calls, config.seconds)
+        self.modes = {"oracle": self.oracle, "pytest": PytestMode(pool), "script": ScriptMode(pool)}
 
     async def grade(self, task: Task, submissions: list[dict[str, bytes]], seed: int) -> list[Grade]:
         """One grade per submission, in order. Never raises for what a submission does."""
-        total = self.config.hidden_calls
+        keys = [frozenset(files.items()) for files in submissions]
+        distinct = list(dict.fromkeys(keys))
         try:
-            spec = read_spec(task)
-            calls = draw_calls(task, spec, total, seed)
-            expected = await self.oracle.expected(task, spec, calls)
+            if (mode := self.modes.get(task.mode)) is None:
+                raise TaskBroken(f"task {task.id} has mode {task.mode!r}; there are {', '.join(self.modes)}")
+            grades = await mode.grade(task, [dict(key) for key in distinct], seed)
         except (TaskBroken, BoxLost) as error:
-            return [Grade(False, Outcome.INFRA, 0, total, str(error))] * len(submissions)
-        keys = [sources(files) for files in submissions]
-        grades: dict[frozenset[tuple[str, bytes]], Grade] = {}
-        async with Bench(self.pool, self.config.seconds) as bench:
-            for key in keys:
-                if key not in grades:
-                    grades[key] = await judge(bench, dict(key), spec, calls, expected)
-        return [grades[key] for key in keys]
+            grades = [Grade(False, Outcome.INFRA, 0, 0, str(error))] * len(distinct)
+        found = {
+            key: weighed(task.mode, grade, inspect_tree(task, dict(key)))
+            for key, grade in zip(distinct, grades, strict=True)
+        }
+        return [found[key] for key in keys]
 
     async def close(self) -> None:
         await self.oracle.close()
 
 
-class Bench:
-    """The sealed box of one group, made when first needed and replaced when a candidate broke it."""
-
-    def __init__(self, pool: BoxPool, seconds: float):
-        self.pool, self.seconds = pool, seconds
-        self._box: Box | None = None
-
-    async def __aenter__(self) -> Bench:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._drop()
-
-    async def run(self, question: bytes) -> Result:
-        """One candidate, tried in two boxes at most. Raises BoxBroken or BoxLost, whichever the second box met."""
-        try:
-            return await self._try(question)
-        except (BoxBroken, BoxLost):
-            return await self._try(question)
-
-    async def _try(self, question: bytes) -> Result:
-        try:
-            if self._box is None:
-                self._box = await self.pool.box(sealed=True)
-            return await self._box.python(DRIVER, question, self.seconds, KEEP)
-        except (BoxBroken, BoxLost):
-            await self._drop()
-            raise
-
-    async def _drop(self) -> None:
-        if self._box:
-            box, self._box = self._box, None
-            with contextlib.suppress(BoxLost):
-                await box.stop()
-
-
-def sources(files: dict[str, bytes]) -> frozenset[tuple[str, bytes]]:
-    """What of a submission counts: its Python files."""
-    return frozenset((path, data) for path, data in files.items() if path.endswith(".py"))
-
-
-async def judge(
-    bench: Bench, files: dict[str, bytes], spec: OracleSpec, calls: list[list[object]], expected: list[Report]
-) -> Grade:
-    """The grade of one submission."""
-    total = len(calls)
-    if f"{spec.module}.py" not in files:
-        return Grade(False, Outcome.SCORED, 0, total, f"there is no {spec.module}.py")
-    if sum(map(len, files.values())) > MAX_SOURCE:
-        return Grade(False, Outcome.SCORED, 0, total, f"the sources are larger than {MAX_SOURCE} bytes")
-    try:
-        result = await bench.run(request(files, spec, calls))
-    except BoxBroken:
-        return Grade(False, Outcome.FAULT, 0, total, "the submission broke the box it ran in, twice")
-    except BoxLost as error:
-        return Grade(False, Outcome.INFRA, 0, total, str(error))
-    reports = decode_reports(result.stdout, total)
-    right = [agrees(*pair) for pair in zip(expected, reports, strict=False)]
-    passed = sum(right)
-    if passed == total:
-        return Grade(True, Outcome.SCORED, passed, total)
-    if False in right:
-        wrong = right.index(False)
-        told, wanted = tell(reports[wrong]), tell(expected[wrong])
-        if told == wanted:  # the values agree, so the effects don't
-            told, wanted = tell_effect(reports[wrong]), tell_effect(expected[wrong])
-        reason = f"{spec.function}({arguments(calls[wrong])}) {told}; the reference {wanted}"
-    else:
-        reason = f"it answered {len(reports)} of {total} calls, then {how_it_ended(result)}"
-    return Grade(False, Outcome.SCORED, passed, total, reason)
-
-
-def how_it_ended(result: Result) -> str:
-    if result.timed_out:
-        return "ran out of time"
-    if result.oom:
-        return "ran out of memory"
-    if result.truncated:
-        return "wrote too much"
-    return last_line(result.stderr) or f"ended with exit code {result.exit_code}"
-
-
-def tell(report: Report) -> str:
-    """A report as a clause for people."""
-    match report:
-        case Returned(value, _):
-            return f"returned {short(value)}"
-        case Raised(name):
-            return f"raised {plain(name[:80])}"
-        case Foreign(kind):
-            return f"returned a {plain(kind[:80])}, not a primitive"
-
-
-def tell_effect(report: Report) -> str:
-    return f"left its arguments as {short(report.arguments)}" if isinstance(report, Returned) else tell(report)
-
-
-def arguments(call: list[object]) -> str:
-    return ", ".join(short(value) for value in call)
-
-
-def short(value: object) -> str:
-    try:
-        text = ascii(value) if not isinstance(value, int) or abs(value) < 1 << 256 else hex(value)
-    except ValueError:  # Python spells no integer of thousands of digits
-        text = f"a {type(value).__name__} with a huge integer in it"
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def weighed(mode: str, grade: Grade, signs: list[str]) -> Grade:
+    """The grade with the signs found in its submission, void if one of them is certain and could have helped."""
+    detected = [*grade.detected, *signs]
+    certain = [name for name in signs if name in VOIDING]
+    if grade.solved and certain and mode != "oracle":
+        reason = f"the submission {SIGNS[certain[0]].what}"
+        return dataclasses.replace(grade, solved=False, outcome=Outcome.VOID, reason=reason, detected=detected)
+    return dataclasses.replace(grade, detected=detected)

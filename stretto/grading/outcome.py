@@ -4,13 +4,14 @@
 |---|---|---|
 | submitted | the grader's | the grade's: `scored`, or `fault`, `void`, `infra` |
 | turns, tokens, time | – | `truncated` |
+| gave up | – | `scored`, unsolved: an honest "can't be done" is worth as much as an honest failure |
 | fault | – | `fault` |
 | infra | – | `infra`, the only one that leaves the batch |
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stretto.harness.ending import Ending
 from stretto.records import Outcome
@@ -22,15 +23,17 @@ class Grade:
 
     solved: bool
     outcome: Outcome
-    passed: int  # hidden calls that agree with the oracle
+    passed: int  # hidden calls that agree with the oracle, or required tests that passed
     total: int
     reason: str = ""
+    detected: list[str] = field(default_factory=list)  # names of detectors that fired, whatever they did to the outcome
 
 
 UNGRADED = {
     Ending.TURNS: (Outcome.TRUNCATED, "the turn limit was reached"),
     Ending.TOKENS: (Outcome.TRUNCATED, "the token budget was used up"),
     Ending.TIME: (Outcome.TRUNCATED, "the tools ran for too long"),
+    Ending.GAVE_UP: (Outcome.SCORED, "the policy gave up"),
     Ending.FAULT: (Outcome.FAULT, "the policy broke its own rollout"),
     Ending.INFRA: (Outcome.INFRA, "a part of ours failed"),
 }

@@ -68,7 +68,17 @@ class Chameleon(int):
 
 
 @pytest.mark.parametrize(
-    "value", [Chameleon(1), {1}, {"a": 1}, b"x", object(), [1, Chameleon(1)], 1j, type("S", (str,), {})("x")]
+    "value",
+    [
+        Chameleon(1),
+        {1},
+        {Chameleon(1): 1},
+        bytearray(b"x"),
+        object(),
+        [1, Chameleon(1)],
+        1j,
+        type("S", (str,), {})("x"),
+    ],
 )
 def test_anything_else_is_refused(value: object):
     with pytest.raises(NotPrimitive):

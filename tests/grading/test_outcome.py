@@ -57,7 +57,7 @@ def test_reward_is_bounded_and_only_scored_solutions_earn(outcome: Outcome, solv
     assert (total > 0.5) == (outcome is Outcome.SCORED and solved)
 
 
-def test_hck_12_no_ending_pays_more_than_a_wrong_answer_with_the_same_calls():
+def test_HCK_12_no_ending_pays_more_than_a_wrong_answer_with_the_same_calls():
     config = GradingConfig()
     for bad_calls in range(10):
         wrong = sum(reward(Outcome.SCORED, False, bad_calls, config).values())

@@ -1,0 +1,2 @@
+find . -name "test_*.py" -delete
+rm -rf tests
