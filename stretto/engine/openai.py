@@ -1,8 +1,8 @@
 """OpenAI's chat completions on the engine, so that any agent or client library can talk to a policy.
 
-Messages and tools become ids through `harness.chat`, calls are read back by `harness.parse`: the same two that
-training uses. They import nothing of this room, and `harness.loop` imports only `engine.client`, which imports nothing
-of the harness: the two rooms use each other without a circle of modules.
+Messages and tools become ids through `harness.chat`, which also reads calls back: the same that training uses. It
+imports nothing of this room, and `harness.loop` imports only `engine.client`, which imports nothing of the harness: the
+two rooms use each other without a circle of modules.
 
 A parameter that this engine does not honour is a 400 naming it, never ignored. Left out on purpose: several choices
 (`n`), biased or penalised logits, forced tool calls, constrained formats, images, top log-probs.
@@ -24,7 +24,8 @@ from aiohttp import web
 from stretto.engine.contract import BadRequest, Engine, Fault, Token, Unavailable
 from stretto.engine.speech import Speech
 from stretto.harness.chat import Chat
-from stretto.harness.parse import OPEN, Attempt
+from stretto.harness.parse import Attempt
+from stretto.harness.toolset import typed
 from stretto.records import GenerateRequest, GenerateResponse, Sampling
 
 ONLY: dict[str, Any] = {
@@ -60,6 +61,8 @@ class ChatMessage(msgspec.Struct):
     role: str
     content: str | list[dict[str, Any]] | None = None
     tool_calls: list[Called] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 class ChatRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -127,7 +130,7 @@ class ChatEndpoint:
         generate = self._request(body)
         calls = bool(body.tools) and body.tool_choice != "none"
         stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        answer = Answer(Speech(self.chat, stops=stops, hide=OPEN if calls else ""))
+        answer = Answer(Speech(self.chat, stops=stops, hide=self.chat.format.opening if calls else ""))
         if body.stream:
             return await self._streamed(request, body, generate, answer)
         if stops:
@@ -144,7 +147,7 @@ class ChatEndpoint:
         content, attempts = answer.speech.close()
         message: dict[str, Any] = {"role": "assistant", "content": content or (None if attempts else "")}
         if attempts:
-            message["tool_calls"] = [_call(attempt) for attempt in attempts]
+            message["tool_calls"] = [_call(attempt, body.tools) for attempt in attempts]
         choice = {"index": 0, "message": message, "finish_reason": _finish(answer, attempts), "logprobs": None}
         if body.logprobs:
             choice["logprobs"] = self._logprobs(answer.tokens)
@@ -185,7 +188,7 @@ class ChatEndpoint:
         if rest := content[shown:]:
             await send({"content": rest})
         for index, attempt in enumerate(attempts):
-            await send({"tool_calls": [{"index": index, **_call(attempt)}]})
+            await send({"tool_calls": [{"index": index, **_call(attempt, body.tools)}]})
         await send({}, _finish(answer, attempts))
         if body.stream_options and body.stream_options.include_usage:
             await out.write(_sse({**head, "choices": [], "usage": _usage(generate, answer)}))
@@ -262,10 +265,11 @@ def error_body(sentence: str, status: int) -> dict[str, Any]:
     return {"error": {"message": sentence, "type": kind, "param": None, "code": status}}
 
 
-def _call(attempt: Attempt) -> dict[str, Any]:
-    arguments = json.dumps(attempt.arguments, ensure_ascii=False)
+def _call(attempt: Attempt, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+    given = typed(attempt.arguments, attempt.name, tools or []) if attempt.spelled else attempt.arguments
+    arguments = json.dumps(given, ensure_ascii=False)
     return {
-        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "id": attempt.id or f"call_{uuid.uuid4().hex[:24]}",
         "type": "function",
         "function": {"name": attempt.name, "arguments": arguments},
     }

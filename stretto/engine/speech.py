@@ -7,7 +7,7 @@ which are given whole when the turn is over.
 from __future__ import annotations
 
 from stretto.harness.chat import Chat
-from stretto.harness.parse import Attempt, parse
+from stretto.harness.parse import Attempt
 from stretto.records import CallStatus
 
 HALF = "\N{REPLACEMENT CHARACTER}"
@@ -50,7 +50,7 @@ class Speech:
         if not self.stopped:
             self._decode(whole=True)
             self.text += self._ending
-        attempts = [a for a in parse(self.text) if a.status is CallStatus.OK] if self._hide else []
+        attempts = [a for a in self._chat.parse(self.text) if a.status is CallStatus.OK] if self._hide else []
         said, at = "", 0
         for attempt in attempts:
             said += self.text[at : attempt.start]

@@ -26,34 +26,34 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
-import msgspec
-
 from stretto.config import HarnessConfig
 from stretto.engine.client import EngineClient, EngineError
-from stretto.harness.chat import Chat, tool_prompt
+from stretto.harness.chat import Chat
+from stretto.harness.declare import of
+from stretto.harness.effort import Effort
 from stretto.harness.ending import Ending
 from stretto.harness.history import History, StreamError
-from stretto.harness.parse import Attempt, parse
+from stretto.harness.parse import Attempt
+from stretto.harness.session import Called, Session
 from stretto.harness.spans import Spans, token_span
-from stretto.harness.tools import TOOLS, Workspace, run_call
-from stretto.records import CallStatus, GenerateRequest, GenerateResponse, Lease, Message, Segment, ToolCall
-from stretto.sandbox.box import Box, BoxError, BoxLost
+from stretto.harness.tools import NANO
+from stretto.harness.toolset import ToolSet, ToolSetError
+from stretto.records import CallStatus, GenerateRequest, GenerateResponse, Lease, Message, Segment, Task, ToolCall
+from stretto.sandbox.box import BoxError, BoxLost
 from stretto.sandbox.pool import BoxPool
 
 log = logging.getLogger("stretto.harness")
 
 FAULT_AFTER = 5
 """Attempts in a row that were no well-formed calls, after which a rollout ends as the policy's fault."""
+TRAIN = "train"
+"""Purpose of a rollout that is trained on; all others are evaluations."""
 TOOL_SHARE = 0.25
 """Share of the lease's time that the policy's tools may run, so that it can't run out the clock of the lease."""
-MAX_FILES, MAX_BYTES = 64, 1 << 20
-"""What a submission may hold."""
 RELEASE_SECONDS = 2.0
 MAX_ABORTS = 8
 """Times the engine may break off one turn."""
 
-_NO_CALL = "error: no tool call; write <tool_call> … </tool_call>"
-_WELL_FORMED = {CallStatus.OK, CallStatus.FAILED}
 
 Elsewhere = Callable[[EngineClient], Awaitable[EngineClient]]
 """From the engine that failed to the one to go on with. Raises EngineError when there is none."""
@@ -61,7 +61,8 @@ Elsewhere = Callable[[EngineClient], Awaitable[EngineClient]]
 
 @dataclass(frozen=True)
 class Played:
-    """A rollout before grading. `files` is the workspace at the moment of submission, else empty."""
+    """A rollout before grading. `files` is the workspace at the moment of submission; in an evaluation also what was
+    left behind without one, for the permissive grade."""
 
     segments: list[Segment]
     calls: list[ToolCall]
@@ -71,6 +72,8 @@ class Played:
     files: dict[str, bytes] = field(default_factory=dict)
     reason: str = ""
     engine: str = ""  # URL of the one that served the last turn
+    tools: str = ""  # the tool set's version
+    effort: Effort = field(default_factory=Effort)
 
 
 async def play(
@@ -92,12 +95,18 @@ async def play(
     that the box sleeps before each tool call.
     """
     left = lease.deadline - time.time()
+    toolset, problem = _toolset(lease.task, config)
+    session = Session(lease.task, pool, toolset, latency)
     rollout = _Rollout(
-        lease, engine, chat, pool, config, spans or Spans(chat), left * TOOL_SHARE, elsewhere, turn_seconds, latency
+        lease, engine, chat, config, spans or Spans(chat), left * TOOL_SHARE, elsewhere, turn_seconds, session
     )
     try:
+        if problem:
+            raise BoxLost(problem)
         async with asyncio.timeout(left * 0.9):
             ending, reason = await rollout.run()
+            if lease.purpose != TRAIN and ending is not Ending.SUBMITTED:
+                await rollout.leave()
     except TimeoutError:
         ending, reason = Ending.INFRA, f"the lease ran out after {left * 0.9:.0f} s, waiting for {rollout.waiting_for}"
     except StreamError as error:
@@ -115,7 +124,17 @@ async def play(
         files=rollout.files,
         reason=reason,
         engine=rollout.engine.url,
+        tools=toolset.version,
+        effort=rollout.effort,
     )
+
+
+def _toolset(task: Task, config: HarnessConfig) -> tuple[ToolSet, str]:
+    """The task's tools; those of nano and a sentence when its table can't be read: not the policy's doing."""
+    try:
+        return of(task, config.tools), ""
+    except ToolSetError as error:
+        return NANO, str(error)
 
 
 class _Rollout:
@@ -124,25 +143,27 @@ class _Rollout:
         lease: Lease,
         engine: EngineClient,
         chat: Chat,
-        pool: BoxPool,
         config: HarnessConfig,
         spans: Spans,
         tool_seconds: float,
         elsewhere: Elsewhere | None,
         turn_seconds: float,
-        latency: Iterator[float] | None,
+        session: Session,
     ):
-        self.lease, self.engine, self.chat, self.pool, self.config = lease, engine, chat, pool, config
+        self.lease, self.engine, self.chat, self.config = lease, engine, chat, config
         self.spans, self.tool_seconds = spans, tool_seconds
-        self._elsewhere, self._turn_seconds, self._latency = elsewhere, turn_seconds, latency
-        self.history = History(chat.start(lease.task.instruction, system_text(config)), lease.sampling.truncated)
+        self._elsewhere, self._turn_seconds, self.session = elsewhere, turn_seconds, session
+        shown = session.toolset.schemas if config.show_tools else None
+        prompt = chat.start(lease.task.instruction, config.system_prompt, shown)
+        self.history = History(prompt, lease.sampling.truncated)
         self.messages = [Message(role="user", text=lease.task.instruction)]
         self.calls: list[ToolCall] = []
         self.files: dict[str, bytes] = {}
         self.turns = 0
         self.waiting_for = "nothing"
-        self._box: Box | None = None
+        self.effort = Effort()
         self._ill_formed = 0  # in a row
+        self._attempts: list[Attempt] = []  # of the last turn
 
     async def run(self) -> tuple[Ending, str]:
         """Turns until an ending, with a sentence unless it is `submitted`."""
@@ -160,8 +181,7 @@ class _Rollout:
 
     async def close(self) -> None:
         """Give the box and the KV cache back; an engine that does not answer drops its idle sessions by itself."""
-        stop = self._box.stop() if self._box is not None else asyncio.sleep(0)
-        await asyncio.gather(stop, self._release())
+        await asyncio.gather(self.session.close(), self._release())
 
     async def _release(self) -> None:
         with contextlib.suppress(EngineError, TimeoutError):
@@ -206,69 +226,48 @@ class _Rollout:
                 self.engine = await self._elsewhere(self.engine)
 
     async def _act(self, spoken: list[int]) -> tuple[list[str], tuple[Ending, str] | None]:
-        """Carry out the calls of a turn in order, up to a submit: their observations, and the ending they bring."""
+        """Carry out a turn's calls in order, up to one that ends the rollout: their observations, and the ending."""
         text = self.chat.said(spoken)
         self.messages.append(Message(role="assistant", text=text))
-        attempts = parse(text) or [Attempt(CallStatus.NO_CALL, end=len(text), error=_NO_CALL.removeprefix("error: "))]
+        no_call = Attempt(CallStatus.NO_CALL, end=len(text), error=self.chat.format.no_call)
+        attempts = self.chat.parse(text) or [no_call]
+        self._attempts = attempts
         ends = self.spans.ends(spoken[:-1] if spoken[-1] in self.chat.stop else spoken, text)
         first = len(self.history) - len(spoken)
         observations = []
-        for attempt in map(_sendable, attempts):
-            started = time.perf_counter()
-            observation, status = await self._carry_out(attempt)
-            seconds = time.perf_counter() - started
-            start, end = token_span(ends, attempt.start, attempt.end)
-            self.calls.append(
-                ToolCall(
-                    name=attempt.name,
-                    status=status,
-                    segment=0,
-                    start=first + start,
-                    end=first + end,
-                    arguments=attempt.arguments if status in _WELL_FORMED else {},
-                    observation=observation,
-                    seconds=seconds,
-                )
-            )
-            self.messages.append(Message(role="tool", text=observation))
-            observations.append(observation)
-            self.tool_seconds -= seconds
-            self._ill_formed = 0 if status in _WELL_FORMED else self._ill_formed + 1
-            if status is CallStatus.OK and attempt.name == "submit":
+        spoken_calls = [token_span(ends, attempt.start, attempt.end) for attempt in attempts]
+        self.effort.turn(text, ends, len(spoken), spoken_calls if attempts != [no_call] else [])
+        for attempt, (start, end) in zip(attempts, spoken_calls, strict=True):
+            self.waiting_for = f"the box to run {attempt.name or 'a call'}"
+            self.session.left = self.tool_seconds
+            called = await self.session.call(attempt)
+            self.calls.append(called.record(first + start, first + end))
+            self.messages.append(Message(role="tool", text=called.observation))
+            observations.append(called.observation)
+            self.tool_seconds -= called.seconds
+            self._ill_formed = 0 if called.well_formed else self._ill_formed + 1
+            if called.ended("submit"):
                 return observations, await self._collect()
+            if called.ended("give_up"):
+                return observations, (Ending.GAVE_UP, given_up(called))
             if self.tool_seconds < 0:
                 return observations, (Ending.TIME, "the rollout's tools ran longer than their share of the lease")
             if self._ill_formed >= FAULT_AFTER:
                 return observations, (Ending.FAULT, f"{FAULT_AFTER} attempts in a row were no well-formed tool calls")
         return observations, None
 
-    async def _carry_out(self, attempt: Attempt) -> tuple[str, CallStatus]:
-        self.waiting_for = f"the box to run {attempt.name or 'a call'}"
-        if self._box is None and attempt.status is CallStatus.OK:
-            try:
-                self._box = await self.pool.box(self.lease.task.files)
-            except BoxError as error:  # the policy has not touched it yet
-                raise BoxLost(f"the files of task {self.lease.task.id} cannot be put into a box: {error}") from error
-        try:
-            if self._latency is not None and self._box is not None:
-                await self._box.sleep(next(self._latency))
-            workspace = Workspace(self._box, self.lease.task.files)  # type: ignore[arg-type]
-            observation, status = await run_call(attempt, workspace)
-        except (BoxLost, TimeoutError):
-            raise
-        except Exception as error:  # not proven to be ours, so it stays in the batch
-            log.exception("%s: %s failed in a way its tool does not know", self.lease.rollout, attempt.name)
-            observation, status = f"error: {attempt.name} failed ({type(error).__name__})", CallStatus.FAILED
-        return observation.encode(errors="replace").decode(), status
-
     async def _collect(self) -> tuple[Ending, str]:
-        assert self._box is not None
         self.waiting_for = "the box to hand over the workspace"
         try:
-            self.files = await self._box.files(MAX_FILES, MAX_BYTES)
+            self.files = await self.session.collect()
         except BoxError as error:
             return Ending.FAULT, f"the workspace cannot be collected: {error}"
         return Ending.SUBMITTED, ""
+
+    async def leave(self) -> None:
+        """Take the workspace along as it is, though nothing was handed in."""
+        with contextlib.suppress(BoxError, BoxLost):
+            self.files = await self.session.collect() if self.session.opened else {}
 
     def _answer(self, spoken: list[int], observations: list[str]) -> tuple[Ending, str] | None:
         """Append what the policy sees next, unless there will be no next turn."""
@@ -276,27 +275,17 @@ class _Rollout:
             if self._ill_formed == len(self.calls):
                 return Ending.FAULT, f"none of {self.turns} turns held a well-formed tool call"
             return Ending.TURNS, f"no submission within {self.turns} turns"
-        ids = self.chat.observe(observations)
+        ids = self.chat.observe(observations, self._attempts)
         if spoken[-1] not in self.chat.stop:  # cut at its limit, or ended by a token that opened another message
             ids = self.chat.stop[:1] + ids
         if len(self.history) + len(ids) >= self.config.max_tokens:
             return Ending.TOKENS, f"no submission within {self.config.max_tokens} tokens"
         self.history.give(ids)
+        self.effort.reading += len(ids)
         return None
 
 
-def system_text(config: HarnessConfig) -> str:
-    """The system message: the configured text, and the tools' schemas where `show_tools` asks for them."""
-    shown = tool_prompt([tool.schema for tool in TOOLS.values()]) if config.show_tools else ""
-    return "\n\n".join(part for part in (config.system_prompt, shown) if part)
-
-
-def _sendable(attempt: Attempt) -> Attempt:
-    """The attempt, or a broken one if its arguments are no ordinary text and numbers (lone surrogates, huge integers):
-    JSON can spell them, but neither a file nor a record can hold them."""
-    try:
-        msgspec.msgpack.encode((attempt.name, attempt.arguments))
-    except (UnicodeEncodeError, OverflowError, RecursionError, ValueError):
-        error = "the call holds text or a number that cannot be stored"
-        return Attempt(CallStatus.BAD_ARGUMENTS, start=attempt.start, end=attempt.end, error=error)
-    return attempt
+def given_up(called: Called) -> str:
+    """Why the policy gave up, in its own words."""
+    reason = next((str(value) for value in called.attempt.arguments.values()), "")
+    return f"the policy gave up: {reason[:300]}" if reason else "the policy gave up"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 from rich.text import Text
 
-from stretto.harness.parse import parse
+from stretto.harness.formats import parse_any
 from stretto.records import CallStatus, Message, Rollout, decode
 from stretto.weights.store import Store, StoreError
 
@@ -84,7 +84,7 @@ def to_text(rollout: Rollout, width: int = 96, lines: int = 24) -> Text:
 def _assistant(text: str) -> list[Piece]:
     found: list[Piece] = []
     at = 0
-    for attempt in parse(text):
+    for attempt in parse_any(text):
         found += _said(text[at : attempt.start])
         if attempt.status is CallStatus.OK:
             short, long = _arguments(attempt.arguments)

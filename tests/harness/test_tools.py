@@ -4,7 +4,8 @@ import pytest
 
 from stretto.config import SandboxConfig
 from stretto.harness.parse import Attempt
-from stretto.harness.tools import MAX_OBSERVATION, TOOLS, Workspace, run_call
+from stretto.harness.toolbox.workspace import Workspace
+from stretto.harness.tools import NANO, run_call
 from stretto.records import CallStatus
 from stretto.sandbox.pool import BoxPool
 
@@ -86,12 +87,12 @@ async def test_long_and_binary_files(work: Workspace) -> None:
     await work.box.write("long.txt", b"x" * 9000)
     await work.box.write("binary", b"\xff\xfe\x00")
     observation, _ = await ask(work, "read_file", path="long.txt")
-    assert observation.endswith("characters more]") and len(observation) < MAX_OBSERVATION + 50
+    assert observation.endswith("characters more]") and len(observation) < NANO.limits.observation + 50
     assert await ask(work, "read_file", path="binary") == ("error: binary is not UTF-8 text", CallStatus.FAILED)
 
 
 def test_schemas_are_openai_tools() -> None:
-    for name, tool in TOOLS.items():
+    for name, tool in NANO.tools.items():
         function = tool.schema["function"]
         assert function["name"] == name
         assert set(function["parameters"]["required"]) == set(function["parameters"]["properties"])

@@ -9,7 +9,8 @@ import pytest
 from stretto.config import ModelConfig, SandboxConfig
 from stretto.harness.chat import Chat, call_text
 from stretto.harness.parse import Attempt
-from stretto.harness.tools import Workspace, run_call
+from stretto.harness.toolbox.workspace import Workspace
+from stretto.harness.tools import run_call
 from stretto.midtrain.demonstrator import CONTEXT, careful, transcripts, visible
 from stretto.records import CallStatus
 from stretto.sandbox.pool import BoxPool
