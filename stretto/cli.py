@@ -108,9 +108,11 @@ def _eval(a: argparse.Namespace) -> int:
         from stretto.midtrain import bits
 
         return bits.show(ModelConfig(path=a.model).folder, Path(a.bpb), a.json, _paper())
-    from stretto.launch.evaluate import evaluate, show
+    from stretto.launch.evaluate import evaluate
+    from stretto.launch.scores import show
 
-    result = evaluate(a.model, a.tasks, a.split, a.count, a.attempts, a.temperature, a.words, _console(stderr=True))
+    console = _console(stderr=True)
+    result = evaluate(a.model, a.tasks, a.split, a.count, a.attempts, a.temperature, a.words, console, a.served)
     show(result, a.json)
     return 0
 
@@ -209,17 +211,26 @@ def _corpus(a: argparse.Namespace) -> int:
     return 0
 
 
-def _tasks(a: argparse.Namespace) -> int:
-    from itertools import islice
+def _tasks_make(a: argparse.Namespace) -> int:
+    from stretto.tasks.factories.command import Order, make
 
-    from stretto.tasks import folder
-    from stretto.tasks.repair import generate
+    libraries = tuple(name for name in a.libraries.split(",") if name)
+    sources = tuple(Path(source) for source in a.sources)
+    order = Order(a.kind, sources, a.count, a.seed, a.split, libraries, a.git)
+    return 0 if make(order, Path(a.out), _console().print) else 1
 
-    root = Path(a.out)
-    for repair in islice(generate(a.split, a.seed), a.count):
-        folder.write(repair.task, root)
-    print(f"{a.count} tasks of split {a.split} in {root}/")
-    return 0
+
+def _tasks_check(a: argparse.Namespace) -> int:
+    from stretto.tasks.check import check
+
+    attacks = Path(a.attacks) if a.attacks else None
+    return 0 if check(Path(a.dir), attacks, a.times, a.json, _paper()) else 1
+
+
+def _tasks_try(a: argparse.Namespace) -> int:
+    from stretto.launch.person import attempt
+
+    return 0 if attempt(Path(a.dir), a.shell, a.words, _paper()).solved else 1
 
 
 def _weights(a: argparse.Namespace) -> int:
@@ -231,7 +242,7 @@ def _weights(a: argparse.Namespace) -> int:
 def _chaos(a: argparse.Namespace) -> int:
     from stretto.bench.chaos import chaos
 
-    return 0 if chaos(a.kills, a.seed, Path(a.json) if a.json else None, _paper()) else 1
+    return 0 if chaos(a.kills, a.seed, Path(a.json) if a.json else None, _paper(), a.steps) else 1
 
 
 def _replay(a: argparse.Namespace) -> int:
@@ -245,8 +256,7 @@ def _delta(a: argparse.Namespace) -> int:
     from stretto.bench.delta import delta
 
     old, new, file = (Path(word) if word else None for word in (a.old, a.new, a.json))
-    delta(old, new, file, _paper())
-    return 0
+    return 0 if delta(old, new, file, _paper()) else 1
 
 
 def _wan(a: argparse.Namespace) -> int:
@@ -274,6 +284,18 @@ def _bench_orchestrator(a: argparse.Namespace) -> int:
     from stretto.bench.orchestrator import orchestrator
 
     return 0 if orchestrator(Path(a.json) if a.json else None, _paper()) else 1
+
+
+def _sandbox_probe(a: argparse.Namespace) -> int:
+    from stretto.sandbox.report import show
+
+    return 0 if show(a.json, _paper()) else 1
+
+
+def _bench_sandbox(a: argparse.Namespace) -> int:
+    from stretto.bench.sandbox import sandbox
+
+    return 0 if sandbox(Path(a.json) if a.json else None, _paper(), a.starts) else 1
 
 
 def _bench_loop(a: argparse.Namespace) -> int:
@@ -353,8 +375,13 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("words", nargs="*", metavar="a.b=c", help="overrides, e.g. trainer.steps=60 to train further")
     sub.add_argument("--dry-run", action="store_true", help="print the resolved configuration and end")
 
-    sub = command("eval", _eval, "evaluate a checkpoint, or an engine by its URL", overrides)
-    sub.add_argument("model", metavar="CHECKPOINT|URL", help="checkpoint folder, nano, or an engine's URL")
+    sub = command("eval", _eval, "evaluate a checkpoint, or what serves a model at a URL", overrides)
+    sub.add_argument(
+        "model",
+        metavar="CHECKPOINT|URL",
+        help="checkpoint folder, nano, an engine's URL, or an OpenAI-compatible endpoint's (key in OPENAI_API_KEY)",
+    )
+    sub.add_argument("--model", dest="served", default="", metavar="NAME", help="the model's name at the endpoint")
     sub.add_argument("--tasks", default="repair", metavar="DIR|repair", help="folder of task folders (default: repair)")
     sub.add_argument("--split", default="heldout", help="split of generated tasks (default: heldout)")
     sub.add_argument("--count", type=_positive, default=100, help="generated tasks (default: 100)")
@@ -412,13 +439,33 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--seed", type=int, default=0, help="inspect: another sample")
 
-    sub = command("tasks", _tasks, "make task folders")
-    sub.add_argument("verb", choices=["make"])
-    sub.add_argument("source", choices=["repair"])
+    sub = commands.add_parser("tasks", help="task folders: make, check, try", description="Folders of tasks.")
+    verbs = sub.add_subparsers(dest="verb", required=True, metavar="WHAT")
+    about = "be the agent yourself, in a terminal: the task's box, tools and grader"
+    sub = verbs.add_parser("try", help=about, description=about)
+    sub.set_defaults(run_command=_tasks_try)
+    sub.add_argument("dir", metavar="DIR", help="a task folder")
+    sub.add_argument("words", nargs="*", metavar="a.b=c", help=overrides)
+    sub.add_argument("--shell", action="store_true", help="lines go to the box's terminal, /NAME … to a tool")
+    about = "make task folders: generated, from packages, from a repository's past, or contradictory twins of others"
+    sub = verbs.add_parser("make", help=about, description=about)
+    sub.set_defaults(run_command=_tasks_make)
+    sub.add_argument("kind", choices=["repair", "mutate", "codeio", "history", "impossible", "swebench"])
+    about = "mutate: packages; history: a git repository; impossible: folders of tasks; swebench: rows, checkouts"
+    sub.add_argument("sources", nargs="*", metavar="SOURCE", help=about)
     sub.add_argument("--out", required=True, metavar="DIR")
-    sub.add_argument("--count", type=_positive, default=100)
+    sub.add_argument("--count", type=_positive, default=100, help="tasks in all (default: 100)")
     sub.add_argument("--seed", type=int, default=0)
-    sub.add_argument("--split", default="train", help="train, dev, heldout or new_templates")
+    sub.add_argument("--split", default="", help="repair: train, dev, heldout or new_templates; others: train, heldout")
+    sub.add_argument("--libraries", default="", metavar="NAME,…", help="distributions that tests need, beside pytest")
+    sub.add_argument("--git", choices=["ancestors", "none"], default="ancestors", help="history: what git log shows")
+    about = "try each task's reference, stubs, constants and every attack; quarantine what pays wrongly"
+    sub = verbs.add_parser("check", help=about, description=about)
+    sub.set_defaults(run_command=_tasks_check)
+    sub.add_argument("dir", metavar="DIR", help="folder of task folders, or of splits")
+    sub.add_argument("--attacks", metavar="DIR", help="more attacks, beside the library that ships")
+    sub.add_argument("--times", type=_positive, default=3, help="gradings of each submission (default: 3)")
+    sub.add_argument("--json", action="store_true", help="print JSON")
 
     sub = command("weights", _weights, "look into a run's chain of weights, take a version out, delete old ones")
     sub.add_argument("verb", choices=["inspect", "verify", "export", "gc"])
@@ -429,6 +476,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--verify", action="store_true", help="inspect: also rebuild every version and check every byte")
     sub.add_argument("--dry-run", action="store_true", help="gc: only say what would be deleted")
 
+    sub = commands.add_parser("sandbox", help="boxes: what they hold here", description="The boxes that tools run in.")
+    verbs = sub.add_subparsers(dest="verb", required=True, metavar="WHAT")
+    about = "attempt every escape and every limit in real boxes, and show what holds on this machine"
+    sub = verbs.add_parser("probe", help=about, description=about)
+    sub.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    sub.set_defaults(run_command=_sandbox_probe)
     sub = commands.add_parser("bench", help="measure", description="Measure; each prints a table and says what holds.")
     benches = sub.add_subparsers(dest="verb", required=True, metavar="WHAT")
 
@@ -451,19 +504,25 @@ def parser() -> argparse.ArgumentParser:
     bench("wan", _wan, "versions over slow links: lag, pause, bytes with and without a relay, a late joiner")
     sub = bench("chaos", _chaos, "kill random processes of a run with -9, and see that nothing is lost")
     sub.add_argument("--kills", type=_positive, default=200, help="how many (default: 200)")
+    sub.add_argument("--steps", type=_positive, default=50, help="optimizer steps of each run (default: 50)")
     sub.add_argument("--seed", type=int, default=0)
 
     bench("orchestrator", _bench_orchestrator, "100,000 rollouts in flight at one orchestrator: rate, memory, restart")
+    sub = bench("sandbox", _bench_sandbox, "what boxes cost: starts, commands, forks, and what is left behind")
+    sub.add_argument("--starts", type=int, default=1000, help="boxes started in all (default 1000)")
     sub = bench("loop", _bench_loop, "wall time of asynchronous training against synchronous, and against TRL")
-    sub.add_argument("--steps", type=_positive, default=16, help="optimizer steps of each run (default: 16)")
-    sub.add_argument("--seeds", type=_positive, default=1, help="repeats of everything, with other seeds (default: 1)")
+    sub.add_argument("--steps", type=_positive, default=18, help="optimizer steps of each run (default: 18)")
+    sub.add_argument("--seeds", type=_positive, default=3, help="repeats of what is judged (default: 3)")
 
     command("version", _version, "print the version")
     return top
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"is {text!r}, but must be a whole number") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"is {number}, but must be at least 1")
     return number

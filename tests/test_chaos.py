@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from stretto.bench.chaos import account, turn
-from stretto.launch.status import status
+from stretto.launch.status import show, status
 
 TINY = [
     "rollouts.groups_per_step=2",
@@ -25,7 +27,7 @@ TINY = [
 ]
 
 
-def test_LED_1_ASY_12_ten_kills_and_the_books_are_right(tmp_path: Path) -> None:
+def test_LED_1_ASY_12_ten_kills_and_the_books_are_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = turn(tmp_path, "x", steps=8, kills=10, seed=1, settings=TINY)
     assert run.code == 0, run.said
     assert run.left == [] and sum(run.kills.values()) == 10
@@ -39,6 +41,11 @@ def test_LED_1_ASY_12_ten_kills_and_the_books_are_right(tmp_path: Path) -> None:
 
     said = status(run.folder)
     assert not said["running"] and said["stage"] == "done" and said["ledger"] == counts
-    assert {process["health"] for process in said["processes"].values()} == {"dead"}
+    assert said["state"] == "finished" and said["reason"] is None
+    assert {process["health"] for process in said["processes"].values()} == {"ended"}
+    assert {said["processes"][name]["version"] for name in ("orchestrator", "trainer")} == {8}
     assert sum(process["restarts"] for process in said["processes"].values()) >= 1
     assert json.loads(json.dumps(said)) == said
+    show(said, as_json=False)
+    text = capsys.readouterr().out
+    assert "finished at version 8" in text and "ended, last at version 8" in text and "dead" not in text

@@ -1,4 +1,5 @@
-"""Bugs that public frameworks shipped: each that concerns tokens, engine, replay or weights has a test named after it.
+"""Bugs that public frameworks shipped: each that concerns tokens, engine, replay,
+weights, the asynchronous flow or the ledger has a test named after it.
 
 `ENG-5` (log-probs of a truncated distribution) is held by every test whose name has `ENG_5_` in it: `pytest -k ENG_5_`.
 """
@@ -6,22 +7,24 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
 import pytest
 
-ROOMS = {"ENG": 16, "RPL": 9, "WGT": 12}
+ROOMS = {"ENG": 16, "RPL": 9, "WGT": 12, "ASY": 15, "LED": 6, "SBX": 12, "HCK": 16}
 TESTS = Path(__file__).parent
 
 
+@functools.cache
 def held() -> dict[str, list[str]]:
     """Pitfall -> tests named after it, as pytest would collect them."""
     found: dict[str, list[str]] = {}
     for path in sorted(TESTS.rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-                for room, number in re.findall(r"_(ENG|RPL|WGT)_(\d+)(?=_)", node.name):
+                for room, number in re.findall(rf"_({'|'.join(ROOMS)})_(\d+)(?=_)", node.name):
                     found.setdefault(f"{room}-{number}", []).append(f"{path.relative_to(TESTS)}::{node.name}")
     return found
 

@@ -29,6 +29,7 @@ from stretto.harness.chat import Chat
 from stretto.harness.ending import Ending
 from stretto.harness.loop import play
 from stretto.launch.local import Processes, free_port, service
+from stretto.model.checkpoint import bf16_bits
 from stretto.records import Batch, BatchItem, Lease, Receipt, Sampling, decode, encode
 from stretto.rollouts.advantages import advantages, has_signal
 from stretto.rollouts.record import payload, receipt
@@ -37,7 +38,6 @@ from stretto.rollouts.source import Prompts
 from stretto.sandbox.pool import BoxPool
 from stretto.tasks.folder import read_all
 from stretto.trainer.learner import Learner
-from stretto.trainer.publishing import bf16_bits
 from stretto.weights.chain import read_head
 from stretto.weights.state import fingerprint
 from stretto.weights.store import Store

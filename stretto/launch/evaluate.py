@@ -1,14 +1,19 @@
-"""`stretto eval`: a checkpoint, or an engine that already serves, against tasks. An orchestrator, a worker, an engine.
+"""`stretto eval`: a checkpoint, an engine that already serves, or any OpenAI-compatible endpoint, against tasks.
 
-The rollouts are made exactly as in training, by the same services; nothing is trained and nothing published.
+For the first two, rollouts are made exactly as in training, by an orchestrator, a worker and an engine; nothing is
+trained and nothing published. An endpoint's model talks in messages instead (`endpoint.py`).
+
+Each attempt is counted twice. Strictly: handed in, graded, right, and no detector voided it; that is what training
+rewards. Permissively: what it left behind passes, handed in or not, whatever a detector says. Their difference is
+what a lenient harness would add to a score.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +22,19 @@ from rich.console import Console
 from stretto.config import Config, load
 from stretto.engine.fit import fitting, whole
 from stretto.grading.oracle import try_references
-from stretto.launch import run_folder
+from stretto.launch import endpoint, run_folder
 from stretto.launch.client import Evaluation, Orchestrator, Unanswered, ask
 from stretto.launch.local import Child, LaunchError, Processes, free_port, service
+from stretto.launch.scores import scores
 from stretto.launch.train import interruptible
-from stretto.records import EngineStatus, Task
+from stretto.records import EngineStatus, Outcome, Rollout, Task, decode
 from stretto.sandbox import check
 from stretto.tasks import folder, repair
-from stretto.watch import statistics
+from stretto.weights.store import Store
 
 SPLIT = "heldout"
+NAME = "evaluation"
+"""Of the evaluation, which is its rollouts' purpose."""
 
 
 def evaluate(
@@ -38,65 +46,73 @@ def evaluate(
     temperature: float,
     overrides: list[str],
     console: Console,
+    served: str = "",
 ) -> dict[str, Any]:
-    """Solve rate of `model` (checkpoint folder, `nano`, or an engine's URL) with its interval, and how it worked.
+    """Solve rate of `model` (checkpoint folder, `nano`, or a URL, where `served` may name one of several models) with
+    its interval, strict and permissive, and how it worked.
 
     `tasks` is `repair` (then `split` and `count` of them are generated) or a folder of task folders.
     """
-    check.require()
     remote = "://" in model
+    foreign = remote and (bool(served) or not _ours(model))
     here = ["run.name=eval", "launch.clusters=1", *([] if remote else [f"model.path={model}"])]
+    here += endpoint.ROOMY if foreign else []
     config = load("quickstart", [*here, *overrides])
     if not any(word.partition("=")[0].strip() == "run.name" for word in overrides):
         config = load("quickstart", [*here, f"run.name={_free_name(config.run.root)}", *overrides])
+    check.require(config.sandbox.backend)
     # mistakes in what was given are found before there is a run
-    if remote:
+    url, name = endpoint.found(model, served) if foreign else (model, "")
+    if remote and not foreign:
         _health(model)
-    else:
+    elif not remote:
         fitting(config.model.folder, config.engine)
         whole(config.model.folder)
     found = _tasks(tasks, split, count, config.run.seed)
+    run_folder.demand_tools(config, found)
     if tasks != "repair":
         asyncio.run(try_references(found, config.grading, config.sandbox))
     run = run_folder.create(config)
     for task in found:
         folder.write(task, run / "tasks" / SPLIT)
-    processes = Processes(run, config.launch.start_seconds)
     with run_folder.locked(run), interruptible():
-        try:
-            orchestrator = _start(processes, config, run, model if remote else None)
-            result = _wait(processes, orchestrator, Evaluation("evaluation", SPLIT, attempts, temperature), console)
-        finally:
-            processes.stop()
-    values = statistics.rates(result)
+        if foreign:
+            with console.status("starting") as line:
+                result = endpoint.evaluate(
+                    config, found, url, name, attempts, temperature, lambda n, of: line.update(f"{n} of {of} rollouts")
+                )
+        else:
+            asked = Evaluation(NAME, SPLIT, attempts, temperature)
+            result = _served(config, run, model if remote else None, asked, console)
+            result["agreed"] = _agreed(config, result["ids"])
     return {
-        "model": model,
-        "tasks": len(values),
+        "model": f"{url} {name}".strip(),
+        "tasks": sum(tries > 0 for tries in result["valid"]),
         "attempts": attempts,
         "temperature": temperature,
-        "solve_rate": statistics.mean(values),
-        "ci95": statistics.interval(values),
-        "pass_at_4": statistics.pass_at(4, result),
+        **scores(result),
         "behaviour": result.get("behaviour", {}),
         "outcomes": result.get("outcomes", {}),
         "run": str(run),
     }
 
 
-def show(result: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(result, indent=2))
-        return
-    low, high = result["ci95"]
-    print(
-        f"{result['model']}: {result['solve_rate']:.1%} solved [{low:.1%}, {high:.1%}], "
-        f"{result['tasks']} tasks × {result['attempts']} attempts at temperature {result['temperature']:g}"
-    )
-    if result["pass_at_4"] is not None:
-        print(f"  pass@4     {result['pass_at_4']:.1%}")
-    print(f"  outcomes   {', '.join(f'{name} {count}' for name, count in result['outcomes'].items())}")
-    print(f"  behaviour  {', '.join(f'{name} {value:.2f}' for name, value in result['behaviour'].items())}")
-    print(f"  rollouts   {result['run']}/store/rollouts/")
+def _served(config: Config, run: Path, url: str | None, evaluation: Evaluation, console: Console) -> dict[str, Any]:
+    """The counts, with rollouts made by the services of training."""
+    processes = Processes(run, config.launch.start_seconds)
+    try:
+        return _wait(processes, _start(processes, config, run, url), evaluation, console)
+    finally:
+        processes.stop()
+
+
+def _agreed(config: Config, ids: list[str]) -> list[int]:
+    """How many rollouts of each task left behind what passes; told by their payloads."""
+    store, counts = Store(config.store_url), Counter[str]()
+    for key in store.list("rollouts/"):
+        rollout = decode(store.get(key), Rollout)
+        counts[rollout.task] += rollout.purpose == NAME and rollout.agreed and rollout.outcome is not Outcome.INFRA
+    return [counts[id] for id in ids]
 
 
 def _start(processes: Processes, config: Config, run: Path, engine_url: str | None) -> Orchestrator:
@@ -144,6 +160,14 @@ def _wait(processes: Processes, orchestrator: Orchestrator, evaluation: Evaluati
             elif time.monotonic() - moved > 300:
                 raise LaunchError(f"no rollout has ended for 300 s; the logs are in {processes.run / 'logs'}")
             time.sleep(0.2)
+
+
+def _ours(url: str) -> bool:
+    """Whether an engine of ours answers there."""
+    try:
+        return ask(f"{url}/health").get("role") == "engine"
+    except (Unanswered, ValueError):
+        return False
 
 
 def _health(engine_url: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@
     processes.wait_ready([child])      # the error names who did not answer by the deadline, with its last lines
     processes.check()                  # raises when any of them is dead
     processes.revive()                 # or: starts again those that died, raises when one dies too often
+    processes.kill(child, "hangs")     # ends one that lives and does nothing (`vigil.py` finds it)
     processes.stop()                   # SIGTERM, then SIGKILL, grandchildren too
 
 Nothing outlives the launcher: each child leads its own process group, which `stop` ends, and dies with its parent
@@ -54,6 +55,7 @@ class Child:
     details: dict[str, Any] = field(default_factory=dict)
     restarts: int = 0
     due: float | None = None  # it died and is started again at this time (monotonic)
+    hung: str = ""  # why it was killed by us
 
     @property
     def exit_code(self) -> int | None:
@@ -61,12 +63,19 @@ class Child:
         return self.process.poll()
 
     @property
+    def finished(self) -> bool:
+        """It ended, and its job is done."""
+        return self.exit_code == 0 and self.may_finish
+
+    @property
     def dead(self) -> bool:
         """It ended, and should not have."""
-        return self.exit_code is not None and not (self.exit_code == 0 and self.may_finish)
+        return self.exit_code is not None and not self.finished
 
     def end(self) -> str:
         """How it ended, for a sentence."""
+        if self.hung:
+            return f"{self.hung}; it was killed"
         code = self.exit_code or 0
         return f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
 
@@ -98,6 +107,7 @@ class Processes:
         self.start_seconds = start_seconds
         self.children: list[Child] = []
         self._started, self._died = started, died
+        self._finished = 0
         self._restarts = restarts or Restarts(0, 1.0)
         (run / "logs").mkdir(parents=True, exist_ok=True)
 
@@ -124,7 +134,7 @@ class Processes:
         _end([child], grace=5.0)
         child.command = list(command or child.command)
         child.process, child.log_start = _spawn(child.command, child.log, child.threads)
-        child.due = None
+        child.due, child.hung = None, ""
         child.restarts += 1
         self._write_pids()
         self._started(child)
@@ -135,10 +145,19 @@ class Processes:
             if child.dead:
                 raise self._fatal(child)
 
+    def kill(self, child: Child, why: str) -> None:
+        """End a child that hangs, grandchildren too, at once; `why` goes on after its name."""
+        child.hung = why
+        _end([child], grace=0.0)
+
     def revive(self) -> None:
         """Start dead children again, each after its back-off; call it often. Raises LaunchError when one died too
         often, or said that starting it again is no use."""
         now = time.monotonic()
+        finished = sum(child.finished for child in self.children)
+        if finished != self._finished:
+            self._finished = finished
+            self._write_pids()
         for child in self.children:
             if child.due is not None:
                 if now >= child.due:
@@ -200,6 +219,7 @@ class Processes:
                     "url": child.url,
                     "log": str(child.log),
                     "restarts": child.restarts,
+                    "finished": child.finished,
                     **child.details,
                 }
                 for child in self.children

@@ -5,16 +5,20 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from stretto.config import Config, ConfigError, dump, load_run
+from stretto.harness import declare
 from stretto.records import Task
+from stretto.sandbox import backends
 from stretto.tasks import folder
+from stretto.tasks.mixture import read_recipe
 from stretto.tasks.repair import write_splits
+from stretto.weights.store import PARTIAL
 
 TRAIN = "train"
 HELD = ("heldout", "new_templates")
@@ -103,7 +107,16 @@ def own_tasks(config: Config) -> dict[str, list[Task]]:
         found[split].append(msgspec.structs.replace(task, split=split))
     if not found[TRAIN]:
         raise ConfigError(f"tasks.source {source} holds no task to train on: all of its tasks are held out")
-    return {split: tasks[: getattr(config.tasks, split)] for split, tasks in found.items()}
+    taken = {split: tasks[: getattr(config.tasks, split)] for split, tasks in found.items()}
+    demand_tools(config, [task for tasks in taken.values() for task in tasks])
+    return taken
+
+
+def demand_tools(config: Config, tasks: Iterable[Task]) -> None:
+    """ToolSetError for a task whose tools are declared wrongly, ValueError where the sandbox can't hold them."""
+    for task in tasks:
+        toolset = declare.of(task, config.harness.tools)
+        backends.demand(config.sandbox, toolset.needs, f"the tool set {toolset.name} of task {task.id}")
 
 
 def lay_tasks(config: Config, run: Path, own: dict[str, list[Task]] | None = None) -> None:
@@ -136,6 +149,20 @@ def planned(config: Config) -> dict[str, int]:
     return {split: len(own[split]) if own else getattr(config.tasks, split) for split in SPLITS}
 
 
+def sweep(config: Config) -> None:
+    """Remove what killed processes were still writing; only while none of them lives."""
+    for path in unfinished(config.run_dir, config.store_url):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def unfinished(run: Path, store: str) -> list[Path]:
+    """Files and folders that got no name yet: everybody writes beside and renames."""
+    places = [run / "checkpoints", *(run / "cache").glob("*")]
+    if "://" not in store:
+        places.append(Path(store) / PARTIAL)
+    return sorted(path for place in places for path in place.glob(".*"))
+
+
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
     """Hold the run for this process; the lock goes when the process does, however it ends."""
@@ -153,6 +180,11 @@ def locked(run: Path) -> Iterator[None]:
 
 def _read_source(source: Path) -> Iterator[tuple[str, Task]]:
     """Tasks with the split of the folder they lie in, "" for those that lie in `source` itself."""
+    if source.suffix == ".toml":
+        recipe = read_recipe(source)
+        for name in recipe.sources:
+            yield from ((place, recipe.marked(task, name)) for place, task in _read_source(recipe.folder(name)))
+        return
     nested = [split for split in SPLITS if (source / split).is_dir() and not (source / split / "task.toml").exists()]
     for split in nested:
         yield from ((split, task) for task in folder.read_all(source / split))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 
 from stretto.launch.client import Unanswered, ask
+from stretto.launch.run_folder import RunError
 from stretto.rollouts.census import census
 from stretto.watch.metrics import read
 from stretto.watch.state import RunState
@@ -27,7 +29,8 @@ SILENT_SECONDS = {"worker": 10.0, "follower": 10.0, "trainer": 60.0}
 
 @dataclass(frozen=True)
 class Process:
-    """One process of the run. `health`: ready, starting (answers, has nothing to serve yet), silent or dead."""
+    """One process of the run. `health`: ready, starting (answers, has nothing to serve yet), silent or dead (it is
+    started again); one whose job is done, or whose run is over, has ended. `version` is then the last one it had."""
 
     role: str
     pid: int
@@ -40,7 +43,8 @@ class Process:
 
 
 def status(run: Path) -> dict[str, Any]:
-    """`running`, `stage`, `version`, `processes`, `ledger`, …; while it runs, the orchestrator's own status too."""
+    """`state` (running, finished, stopped, killed or not started), `reason`, `stage`, `version`, `processes`, `ledger`,
+    …; while it runs, the orchestrator's own status too. Raises RunError for a folder that holds no run."""
     lines = read(run / "metrics.jsonl")
     state = RunState()
     state.absorb(lines)
@@ -52,9 +56,14 @@ def status(run: Path) -> dict[str, Any]:
         answers = dict(zip(children, pool.map(_health, children.values(), alive.values()), strict=True))
         orchestrator = _status_of(children.get("orchestrator"), alive.get("orchestrator", False))
     ledger = census(run / "ledger.sqlite")
+    damaged = ledger is None and (run / "ledger.sqlite").exists()
+    if not lines and (damaged or not _configured(run)):
+        raise RunError(f"{run} holds no run that can be read: neither its metrics.jsonl nor its ledger is one of ours")
     heard = _heard(lines, orchestrator)
     tree: dict[str, Any] = {
         "run": str(run),
+        "state": _state(running, stages),
+        "reason": None if running else _reason(lines),
         "running": running,
         "stage": stages[-1] if stages else None,
         "version": state.version if ledger is None else max(state.version, ledger["version"]),
@@ -66,10 +75,40 @@ def status(run: Path) -> dict[str, Any]:
             for name, child in children.items()
         },
         "ledger": ledger,
+        "ledger_damaged": damaged,
     }
+    if not running:
+        for process in tree["processes"].values():
+            process["health"] = "ended" if process["health"] == "dead" else process["health"]
     if running and orchestrator is not None:
         tree["orchestrator"] = orchestrator
     return tree
+
+
+def _configured(run: Path) -> bool:
+    try:
+        tomllib.loads((run / "config.toml").read_text())
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _state(running: bool, stages: list[str]) -> str:
+    if running or not stages:
+        return "running" if running else "not started"
+    ends = {"done": "finished", "stopping": "stopped", "report": "stopped"}
+    return ends.get(stages[-1], "killed")  # the launcher had no time to say that it stops
+
+
+def _reason(lines: list[dict[str, Any]]) -> str | None:
+    """Why the last launch ended, where an error ended it."""
+    reason = None
+    for line in lines:
+        if line["kind"] == "stage" and line.get("name") == "starting":
+            reason = None
+        if line["kind"] == "event" and line.get("final"):
+            reason = str(line["text"])
+    return reason
 
 
 def _children(run: Path, lines: list[dict[str, Any]]) -> tuple[int | None, dict[str, dict[str, Any]]]:
@@ -146,7 +185,7 @@ def _process(
     role = str(child.get("role") or name)
     ago = 0.0 if answer is not None else time.time() - heard[name] if name in heard else None
     if not alive:
-        health = "dead"
+        health = "ended" if child.get("finished") else "dead"
     elif child.get("url"):
         health = "silent" if answer is None else "ready" if answer.get("ready") else "starting"
     elif ago is None:
@@ -154,9 +193,12 @@ def _process(
     else:
         health = "silent" if ago > SILENT_SECONDS.get(role, 60.0) else "ready"
     cluster = state.clusters.get(str(child.get("cluster")))
+    trained = state.version if state.version >= 0 else None
     versions = {
-        "trainer": state.version if state.version >= 0 else None,
+        "trainer": trained,
+        "orchestrator": trained,
         "follower": None if cluster is None else cluster.version,
+        "engine": None if cluster is None else cluster.version,
     }
     version = answer.get("version") if answer is not None else versions.get(role)
     return Process(
@@ -176,24 +218,40 @@ def show(tree: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(tree, indent=2))
         return
     rate = "" if tree["solve_rate"] is None else f", solve rate {tree['solve_rate']:.0%}"
-    how = f"running, {tree['stage']}" if tree["running"] else "finished" if tree["stage"] == "done" else "not running"
-    print(f"{tree['run']}: {how}; version {tree['version']}, {tree['rollouts']:,} rollouts{rate}")
+    print(f"{tree['run']}: {_how(tree)}; {tree['rollouts']:,} rollouts{rate}")
+    if tree["reason"]:
+        print(f"  {tree['reason']}")
     for name, child in tree["processes"].items():
         print(f"  {_line(name, child)}".rstrip())
     for name, text in _ledger_lines(tree["ledger"]):
         print(f"  {name:<20} {text}")
+    if tree["ledger_damaged"]:
+        print(f"  {'ledger':<20} {tree['run']}/ledger.sqlite is damaged: it cannot be read")
     said = tree.get("orchestrator") or {}
     if said.get("chain"):
         print(f"  {'chain':<20} {said['chain']}")
     for key in ("stall", "error"):
         if said.get(key):
             print(f"  {said[key]}")
-    if not tree["running"] and tree["stage"] != "done":
+    if tree["state"] in ("stopped", "killed"):
         run = Path(tree["run"])
         print(f"  go on with: stretto resume {run.name if run.parent == Path('runs') else run}")
 
 
+def _how(tree: dict[str, Any]) -> str:
+    at = f"at version {tree['version']}" if tree["version"] >= 0 else "before there was a version"
+    return {
+        "running": f"running, {tree['stage']}, {at}",
+        "finished": f"finished {at}",
+        "stopped": f"stopped {at}",
+        "killed": f"its launcher was killed {at}",
+        "not started": "has not been started",
+    }[tree["state"]]
+
+
 def _line(name: str, child: dict[str, Any]) -> str:
+    if child["health"] == "ended":
+        return f"{name:<20} ended" + ("" if child["version"] is None else f", last at version {child['version']}")
     ago = child["answered_seconds_ago"]
     heard = "" if ago is None else "answers" if ago == 0 else f"heard of {ago:,.0f} s ago"
     version = "" if child["version"] is None else f"version {child['version']}"

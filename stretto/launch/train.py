@@ -34,8 +34,10 @@ from stretto.engine.probe import RoutesMissing, probe
 from stretto.grading.oracle import try_references
 from stretto.launch import evaluations, run_folder
 from stretto.launch.client import Evaluation, Orchestrator, Refused, Unanswered
+from stretto.launch.inquiry import Inquiry
 from stretto.launch.local import Child, LaunchError, Processes, free_port, service
 from stretto.launch.restarts import Restarts
+from stretto.launch.vigil import Vigil
 from stretto.model.spec import load_spec
 from stretto.sandbox import check
 from stretto.watch import report, summary
@@ -44,8 +46,6 @@ from stretto.watch.metrics import Metrics, Tail, read
 from stretto.watch.shares import Shares
 from stretto.weights.store import Store
 
-SILENT_SECONDS = 30.0
-"""The orchestrator may leave status requests unanswered for so long; then it is started again."""
 STALLED_SECONDS = 300.0
 """A run in which for so long no rollout ends and no version appears is ended."""
 
@@ -55,7 +55,7 @@ def train(config: Config, console: Console, resume: bool = False) -> dict[str, A
 
     Raises RunError, SandboxUnavailable or LaunchError with a sentence; KeyboardInterrupt when the user stops it.
     """
-    check.require()
+    check.require(config.sandbox.backend)
     Store(config.store_url)  # a mistake in its URL, or in the user's tasks, is found before there is a run
     fitting(config.model.folder, config.engine)  # and one in the model's folder
     whole(config.model.folder)
@@ -70,22 +70,33 @@ def train(config: Config, console: Console, resume: bool = False) -> dict[str, A
         with Display(config, run, console, evaluations.held(sizes)) as display:
             launch = _Run(config, run, sizes, display, metrics)
             try:
-                launch.go()
-            except Unanswered as error:
-                time.sleep(0.5)
-                launch.processes.check()  # if somebody is dead, that is the reason
-                raise LaunchError(str(error)) from error
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                raise LaunchError(f"no space is left below {run}: make room first") from error
+                _explained(launch, run)
+            except LaunchError as error:
+                with suppress(OSError):
+                    metrics.log("event", text=" ".join(str(error).split()), alarm=True, final=True)
+                raise
             finally:
                 launch.stop()
+                run_folder.sweep(config)
             launch.stage("report")
             result = summary.write(run)
             report.write(run)
         metrics.log("stage", name="done")
     return result
+
+
+def _explained(launch: _Run, run: Path) -> None:
+    """`launch.go`, with a LaunchError for whatever ends it early."""
+    try:
+        launch.go()
+    except Unanswered as error:
+        time.sleep(0.5)
+        launch.processes.check()  # if somebody is dead, that is the reason
+        raise LaunchError(str(error)) from error
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise LaunchError(f"no space is left below {run}: make room first") from error
 
 
 @contextmanager
@@ -120,15 +131,16 @@ class _Run:
         self.sizes = sizes  # tasks by split
         self.display = display
         self.metrics = metrics
-        self.status: dict[str, Any] = {}
         self.clusters: list[_Cluster] = []
         launch = config.launch
         restarts = Restarts(launch.restarts, launch.restart_seconds)
         self.processes = Processes(run, launch.start_seconds, self._log_start, self._log_death, restarts)
+        self._vigil = Vigil(launch.silent_seconds, launch.start_seconds)
         self._healing = False  # from when every service has come up once
         self._shares, self._tail = Shares(), Tail(run / "metrics.jsonl")
-        self._asked = 0.0
-        self._answered = self._moved = time.monotonic()
+        self._inquiry = Inquiry()
+        self._looked = 0.0
+        self._moved = time.monotonic()
         self._position: tuple[int, int] = (-1, -1)
 
     def go(self) -> None:
@@ -156,6 +168,8 @@ class _Run:
         with suppress(OSError):  # a full disk must not keep the processes alive, nor hide the reason
             self.metrics.log("stage", name="stopping")
         self.processes.stop()
+        self._vigil.close()
+        self._inquiry.close()
 
     def stage(self, name: str) -> None:
         self.metrics.log("stage", name=name)
@@ -267,22 +281,17 @@ class _Run:
     # Waiting
 
     def _tick(self) -> None:
-        """Look after everything once; about ten times a second."""
+        """Look after everything once; about ten times a second. Waits for nobody."""
+        self._inquiry.poll(self.orchestrator)
+        hung = self._vigil.look(self.processes.children, self._inquiry.fresh)
         if self._healing:
+            for child, why in hung:
+                self.processes.kill(child, why)
             self.processes.revive()
         else:
             self.processes.check()
-        now = time.monotonic()
-        if now - self._asked > 0.25:
-            self._asked = now
-            try:
-                self.status = self.orchestrator.status()
-                self._answered = now
-            except Unanswered as error:
-                if now - self._answered > SILENT_SECONDS:
-                    self._answered = now
-                    self.metrics.log("event", text=f"{error}, for {SILENT_SECONDS:g} s; it is killed")
-                    self.processes.children[0].process.kill()
+        if time.monotonic() - self._looked > 0.25:
+            self._looked = time.monotonic()
             self._follow()
             for record in self._shares.absorb(self._tail.read()):
                 self.metrics.log("shares", **record)
@@ -321,6 +330,11 @@ class _Run:
                 f"nothing has moved for {limit:g} s at version {self.version}; "
                 f"the logs are in {self.run / 'logs'}, the orchestrator says {self.status}"
             )
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What the orchestrator said last."""
+        return self._inquiry.status
 
     @property
     def version(self) -> int:

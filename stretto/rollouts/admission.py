@@ -15,6 +15,8 @@ other half: a batch is not cut while that would leave more groups behind than la
 How far ahead is sampled is a knob of its own. With `lead` below the bound, groups start only for the `lead` steps after
 the newest version there is: most tokens are fresher than they must be, the rest of the bound is time for stragglers.
 
+Nothing is sampled for steps after the run's last one (`steps`): nobody would train it.
+
 Left out on purpose: limits on load. How many rollouts run at once is the workers' `concurrency`.
 """
 
@@ -31,12 +33,14 @@ ROUNDS = 4
 class Admission:
     """Pure arithmetic over counts of groups. At `max_staleness` 0 it is the synchronous loop.
 
-    `max_staleness` bounds the age of a trained token, `lead` the steps that are sampled ahead (None: all of the bound).
+    `max_staleness` bounds the age of a trained token, `lead` the steps that are sampled ahead (None: all of the bound),
+    `steps` is the number of steps of the run (None: no end).
     """
 
     max_staleness: int
     groups_per_step: int
     lead: int | None = None
+    steps: int | None = None
 
     def capacity(self, version: int, next_step: int, live: int, flat: bool = False, newest: int | None = None) -> int:
         """Groups that may start on an engine that serves `version`; may be negative.
@@ -49,8 +53,10 @@ class Admission:
         limit = self.max_staleness + version
         if self.lead is not None:
             limit = min(limit, self.lead + max(version, version if newest is None else newest))
+        if self.steps is not None:
+            limit = min(limit, self.steps - 1)
         room = (limit + 1 - next_step) * self.groups_per_step - live
-        if room <= 0 and flat and version == next_step:
+        if room <= 0 and flat and version == next_step and next_step <= limit:
             return min(self.groups_per_step, ROUNDS * self.groups_per_step - live)
         return room
 

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stretto.grading.grader import Grader
+from stretto.grading.grader import Grader, more_seconds
 from stretto.grading.outcome import Grade
 from stretto.records import Lease, Outcome, Task
 from stretto.sandbox.box import BoxLost
@@ -85,11 +85,12 @@ class GradingDesk:
                 verdict.set_result(grade)
 
     async def _grades(self, task: Task, submissions: list[dict[str, bytes]], seed: int) -> list[Grade]:
+        seconds = GRADING_SECONDS + more_seconds(task, len(submissions))
         try:
-            async with asyncio.timeout(GRADING_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await self._grader.grade(task, submissions, seed)
         except (BoxLost, OSError) as error:  # TimeoutError is an OSError
-            reason = f"grading failed: {str(error) or f'no grade within {GRADING_SECONDS:g} s'}"
+            reason = f"grading failed: {str(error) or f'no grade within {seconds:g} s'}"
             return [Grade(solved=False, outcome=Outcome.INFRA, passed=0, total=0, reason=reason)] * len(submissions)
         except Exception as error:
             if len(submissions) > 1:  # so that only the one that brings it about pays

@@ -15,8 +15,8 @@ from stretto.rollouts.groups import Evaluation, Grant, Group
 from stretto.rollouts.seeds import derive
 
 SILENCE_SECONDS = 20.0
-TRANSIT_SECONDS = 5.0
-"""A worker may not know yet of a lease this young: the answer may still be on its way."""
+RECALL_SECONDS = 5.0
+"""For so long after a restart nothing is taken for lost: what was answered just before may still be on its way."""
 
 
 class Leases:
@@ -72,10 +72,9 @@ class Leases:
     def of_worker(self, worker: str) -> list[Grant]:
         return [self.out[rollout] for rollout in sorted(self.by_worker[worker])]
 
-    def unknown_to(self, worker: str, holds: Collection[str], now: float) -> list[Grant]:
-        """Leases that a worker should have but does not list: the answer was lost, or the worker started anew."""
-        old = now + self.seconds - TRANSIT_SECONDS  # deadline of a lease granted TRANSIT_SECONDS ago
-        return [grant for grant in self.of_worker(worker) if grant.rollout not in holds and grant.deadline < old]
+    def missing(self, worker: str, known: Collection[str]) -> list[Grant]:
+        """Leases of a worker that are not among those it knows of."""
+        return [self.out[rollout] for rollout in sorted(self.by_worker[worker].difference(known))]
 
     def forgive(self, seconds: float) -> None:
         """This process stood still for a while: do not count that as the workers' silence."""

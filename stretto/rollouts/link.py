@@ -1,4 +1,8 @@
-"""A worker's line to the orchestrator: every message is repeated until it is answered, up to a deadline."""
+"""A worker's line to the orchestrator: every message is repeated until it is answered, up to a deadline.
+
+Lease requests are counted, so that a repeated one is answered alike, and heartbeats say which of them was answered last
+(`handover.py`).
+"""
 
 from __future__ import annotations
 
@@ -33,12 +37,17 @@ class Link:
         self._session = session
         self._leases = msgspec.msgpack.Decoder(list[Lease])
         self._waiting: list[tuple[Receipt, asyncio.Future[bool]]] = []  # and whether its rollout is known
-        self._sending = asyncio.Lock()
+        self._sender: asyncio.Task[None] | None = None
+        self._life = time.time_ns()
+        self._answered = 0  # lease requests
 
     async def lease(self, slots: int) -> list[Lease]:
-        """At most `slots` leases; may be empty (the orchestrator long-polls for about a second)."""
-        body = msgspec.json.encode({"worker": self.worker, "slots": slots})
-        return self._leases.decode(await self._post("/lease", body) or NO_LEASES)
+        """At most `slots` leases; may be empty (the orchestrator long-polls for about a second). One at a time."""
+        number = self._answered + 1
+        body = {"worker": self.worker, "slots": slots, "life": self._life, "number": number}
+        leases = self._leases.decode(await self._post("/lease", msgspec.json.encode(body)) or NO_LEASES)
+        self._answered = number
+        return leases
 
     async def receipt(self, receipt: Receipt) -> bool:
         """Hand in a receipt. False: the orchestrator does not know the rollout, and it is dropped.
@@ -48,28 +57,34 @@ class Link:
         """
         known: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((receipt, known))
-        async with self._sending:
-            if not known.done():
-                await self._hand_in()
-        return known.result()
+        if self._sender is None:
+            self._sender = asyncio.create_task(self._hand_in())
+        return await known
 
     async def _hand_in(self) -> None:
-        batch, self._waiting = self._waiting[:RECEIPTS], self._waiting[RECEIPTS:]
+        """Send until nothing waits. What goes wrong goes to those who wait."""
+        batch: list[tuple[Receipt, asyncio.Future[bool]]] = []
         try:
-            body = msgspec.msgpack.encode([receipt for receipt, _ in batch])
-            unknown = msgspec.json.decode(await self._post("/receipts", body) or b"{}").get("unknown", [])
-        except BaseException:
-            self._waiting = batch + self._waiting  # for whoever comes next
-            raise
-        for receipt, known in batch:
-            if not known.done():
-                known.set_result(receipt.rollout not in unknown)
+            while self._waiting:
+                batch, self._waiting = self._waiting[:RECEIPTS], self._waiting[RECEIPTS:]
+                body = msgspec.msgpack.encode([receipt for receipt, _ in batch])
+                unknown = msgspec.json.decode(await self._post("/receipts", body) or b"{}").get("unknown", [])
+                for receipt, known in batch:
+                    if not known.done():  # else its rollout was given up meanwhile
+                        known.set_result(receipt.rollout not in unknown)
+        except Exception as error:
+            waiting, self._waiting = batch + self._waiting, []
+            for _, known in waiting:
+                if not known.done():
+                    known.set_exception(error)
+        finally:
+            self._sender = None
 
     async def heartbeat(self, held: list[str]) -> list[str]:
         """Say that we live and which rollouts we are at; others leased to this name go to somebody else. Returns those
         nobody waits for any more."""
-        body = msgspec.json.encode({"worker": self.worker, "rollouts": held})
-        answer = await self._post("/heartbeat", body, unknown_is_fine=True)
+        body = {"worker": self.worker, "rollouts": held, "life": self._life, "number": self._answered}
+        answer = await self._post("/heartbeat", msgspec.json.encode(body), unknown_is_fine=True)
         return msgspec.json.decode(answer).get("drop", []) if answer else []
 
     async def move(self, rollout: str, engine: str) -> str | None:

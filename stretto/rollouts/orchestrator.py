@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ import msgspec
 from aiohttp import web
 
 from stretto.config import Config
-from stretto.records import PAUSED_HEADER, EngineStatus, Receipt, Trained, decode
+from stretto.records import PAUSED_HEADER, EngineStatus, Receipt, Task, Trained, decode
 from stretto.rollouts import standing
 from stretto.rollouts.flow import Flow
 from stretto.rollouts.groups import TRAIN
+from stretto.rollouts.handover import Call
 from stretto.rollouts.ledger import Ledger
 from stretto.rollouts.refusals import Conflict, Unknown
 from stretto.rollouts.source import Tasks, from_folder
@@ -44,6 +45,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class LeaseRequest(msgspec.Struct, frozen=True):
     worker: str
     slots: int
+    life: int  # as in `handover.Call`
+    number: int
+
+    def __post_init__(self) -> None:
+        if not self.worker or self.slots < 1 or self.number < 1:
+            raise ValueError(
+                f"worker {self.worker!r} asks for {self.slots} slots in its request number {self.number}: a lease "
+                f"request needs a name, a slot at least, and is counted from 1"
+            )
 
 
 class MoveRequest(msgspec.Struct, frozen=True):
@@ -55,7 +65,9 @@ class MoveRequest(msgspec.Struct, frozen=True):
 
 class Heartbeat(msgspec.Struct, frozen=True):
     worker: str
-    rollouts: list[str] | None = None  # all the worker is at; when given, its other leases lapse
+    rollouts: list[str]  # all the worker is at; its other leases lapse, if it knows of them
+    life: int
+    number: int
 
 
 class SetVersion(msgspec.Struct, frozen=True):
@@ -91,7 +103,7 @@ class Orchestrator:
         self.metrics = metrics
         self.store = Store(config.store_url)
         self.tasks = tasks
-        self._loading = asyncio.Lock()
+        self._loading: dict[str, asyncio.Task[Sequence[Task]]] = {}  # by split
         self._changed = asyncio.Event()
         self._seen = self.flow.news
         self._stored: set[int] = set()  # batches whose file is known to lie in the store
@@ -169,12 +181,14 @@ class Orchestrator:
 
     async def _lease(self, request: web.Request) -> web.Response:
         body = msgspec.json.decode(await request.read(), type=LeaseRequest)
-        leases = await self._poll(LEASE_SECONDS, lambda: self.flow.lease(body.worker, body.slots))
+        call = Call(body.life, body.number)
+        leases = await self._poll(LEASE_SECONDS, lambda: self.flow.lease(body.worker, body.slots, call))
         return _packed(msgspec.msgpack.encode(leases or []))
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         body = msgspec.json.decode(await request.read(), type=Heartbeat)
-        return web.json_response({"drop": self.flow.heartbeat(body.worker, body.rollouts)})
+        call = Call(body.life, body.number)
+        return web.json_response({"drop": self.flow.heartbeat(body.worker, body.rollouts, call)})
 
     async def _move(self, request: web.Request) -> web.Response:
         body = msgspec.json.decode(await request.read(), type=MoveRequest)
@@ -204,9 +218,9 @@ class Orchestrator:
 
     async def _batch(self, request: web.Request) -> web.Response:
         try:
-            version = int(request.query["version"])
-        except KeyError:
-            raise ValueError("say which version the step updates: ?version=V") from None
+            version = int(request.query.get("version", ""))
+        except ValueError:
+            raise ValueError("say which version the step updates: ?version=V, a whole number") from None
         self.flow.hear_trainer()
         seconds = BATCH_SECONDS if request.query.get("wait", "0") != "0" else 0.0
         flowing = self.flow.flowing
@@ -265,9 +279,19 @@ class Orchestrator:
     # Inside
 
     async def _tasks_of(self, split: str) -> None:
-        async with self._loading:
-            if split not in self.flow.prompts:
-                self.flow.give_tasks(split, await asyncio.to_thread(self.tasks, split))
+        """Load the tasks of a split, once for all who ask."""
+        if split in self.flow.prompts:
+            return
+        if split not in self._loading:
+            self._loading[split] = asyncio.create_task(asyncio.to_thread(self.tasks, split))
+        loading = self._loading[split]
+        try:
+            tasks = await asyncio.shield(loading)
+        finally:
+            if loading.done():
+                self._loading.pop(split, None)
+        if split not in self.flow.prompts:
+            self.flow.give_tasks(split, tasks)
 
     async def _poll(self, seconds: float, attempt: Callable[[], Any]) -> Any:
         """The first true answer of `attempt`, tried at once and after every change, or None when the time is over."""

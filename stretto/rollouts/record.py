@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from stretto.config import GradingConfig
+from stretto.config import GradingConfig, ShapingConfig
+from stretto.grading.detectors import inspect_calls
 from stretto.grading.outcome import Grade, settle
 from stretto.grading.reward import reward
 from stretto.harness.behaviour import bad_calls, behaviour
+from stretto.harness.ending import Ending
 from stretto.harness.loop import Played
 from stretto.records import Lease, Outcome, Receipt, Rollout
 
@@ -25,14 +27,17 @@ def payload(
     grade: Grade | None,
     config: GradingConfig,
     *,
+    shaping: ShapingConfig | None = None,
     worker: str,
     started: float,
     ended: float,
 ) -> Rollout:
-    """The immutable record of one rollout. `grade` is there exactly when it was submitted; all others are unsolved."""
-    settled = settle(played.ending, grade, played.reason)
+    """The immutable record of one rollout. `grade` is there when it was submitted; all others are unsolved. In an
+    evaluation it is also there for what was left behind, and decides nothing but `agreed`."""
+    settled = settle(played.ending, grade if played.ending is Ending.SUBMITTED else None, played.reason)
     solved = settled.solved and settled.outcome is Outcome.SCORED
-    items = reward(settled.outcome, solved, bad_calls(played.calls), config)
+    shown = behaviour(played.calls, solved)
+    items = reward(settled.outcome, solved, bad_calls(played.calls), config, shaping, played.effort, shown)
     return Rollout(
         id=lease.rollout,
         group=lease.group,
@@ -51,6 +56,10 @@ def payload(
         started=started,
         ended=ended,
         reason=settled.reason,
+        detected=[*settled.detected, *inspect_calls(played.calls)],
+        agreed=grade is not None and 0 < grade.total == grade.passed,
+        tools=played.tools,
+        effort=vars(played.effort),
     )
 
 

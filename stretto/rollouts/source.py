@@ -1,7 +1,8 @@
 """The prompt stream: ordinal -> task. Ordinal n is the n-th group of the run, for ever.
 
 Each epoch visits every task once, in an order that depends on nothing but the seed, the epoch and the tasks' ids, so
-the stream resumes from an ordinal alone and needs no state of its own.
+the stream resumes from an ordinal alone and needs no state of its own. Tasks of a mixture (tasks/mixture.py) come in
+its proportions instead, by the same rule.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from stretto.records import Task
 from stretto.rollouts.seeds import derive
+from stretto.tasks.mixture import Mixture, Order
 
 Tasks = Callable[[str], Sequence[Task]]
 """The tasks of a split, in any order."""
@@ -41,10 +43,14 @@ class Prompts:
         if len(self.by_id) != len(tasks):
             raise ValueError("two tasks of one split have the same id: ids must be unique within a source")
         self.seed = seed
+        self.mixture = Mixture.of(tasks)
+        self._turns = Order(seed, self.mixture) if self.mixture else None
         self._epoch = -1
         self._order: list[str] = []
 
     def task(self, ordinal: int) -> Task:
+        if self._turns:
+            return self.by_id[self._turns.task(ordinal)]
         epoch, place = divmod(ordinal, len(self.by_id))
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self.order(epoch)
@@ -60,4 +66,5 @@ class Prompts:
 
     def fingerprint(self) -> str:
         """Changes when the set of tasks does, and with it the meaning of ordinals."""
-        return hashlib.blake2b("\n".join(sorted(self.by_id)).encode(), digest_size=16).hexdigest()
+        asked = f"\n{self.mixture}" if self.mixture else ""
+        return hashlib.blake2b(("\n".join(sorted(self.by_id)) + asked).encode(), digest_size=16).hexdigest()

@@ -25,15 +25,18 @@ import aiohttp
 from stretto.config import Config
 from stretto.engine.client import EngineClient, EngineError
 from stretto.grading.grader import Grader
+from stretto.grading.outcome import Grade
 from stretto.harness.chat import Chat
 from stretto.harness.ending import Ending
-from stretto.harness.loop import Elsewhere, play
+from stretto.harness.loop import TRAIN, Elsewhere, Played, play
+from stretto.harness.rates import Rates
 from stretto.harness.spans import Spans
-from stretto.records import Lease, encode
+from stretto.records import Lease, Receipt, encode
 from stretto.rollouts.desk import GradingDesk
 from stretto.rollouts.link import Link
 from stretto.rollouts.record import payload, receipt
 from stretto.rollouts.seeds import derive
+from stretto.rollouts.watchdog import Watchdog
 from stretto.sandbox.latency import latency
 from stretto.sandbox.pool import BoxPool
 from stretto.watch.metrics import Metrics
@@ -99,6 +102,7 @@ class Worker:
         self.spans = Spans(chat)
         self.grader = Grader(config.grading, pool)
         self.desk = GradingDesk(self.grader, draw=lambda group: derive(config.run.seed, "grading", group))
+        self.rates = Rates()
         self.playing = 0
         self.held: dict[str, asyncio.Task[None] | None] = {}  # rollouts playing, being graded or handed in
         self._engines: dict[str, EngineClient] = {}
@@ -107,6 +111,7 @@ class Worker:
 
     async def run(self) -> None:
         """Until cancelled; the first error of any part ends all of it."""
+        watchdog = Watchdog(lambda text: self.metrics.log("event", text=f"{self.name}: {text}", alarm=True))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._heartbeats())
@@ -115,6 +120,7 @@ class Worker:
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
         finally:
+            watchdog.close()
             await self.grader.close()
 
     async def _lease(self, group: asyncio.TaskGroup) -> None:
@@ -154,19 +160,34 @@ class Worker:
             self._count(-1)
         try:
             grade = None
-            if played.ending is Ending.SUBMITTED:
+            if played.ending is Ending.SUBMITTED or played.files:
                 grade = await self.desk.grade(lease, played.files)
             else:
                 self.desk.absent(lease)
-            rollout = payload(
-                lease, played, grade, self.config.grading, worker=self.name, started=started, ended=time.time()
-            )
-            word = receipt(rollout, lease.version)
-            await asyncio.to_thread(self.store.put, word.key, encode(rollout))
+            ended = time.time()
+            word = await asyncio.to_thread(self._pack, lease, played, grade, started, ended)  # long for a long one
             await self.link.receipt(word)
+            for text in self.rates.add(word) if lease.purpose == TRAIN else ():
+                self.metrics.log("event", text=f"{self.name}: {text}", alarm=True)
         finally:
             self.held.pop(lease.rollout, None)
             self._change.set()
+
+    def _pack(self, lease: Lease, played: Played, grade: Grade | None, started: float, ended: float) -> Receipt:
+        """The payload into the store; what is said of it."""
+        rollout = payload(
+            lease,
+            played,
+            grade,
+            self.config.grading,
+            shaping=self.config.shaping,
+            worker=self.name,
+            started=started,
+            ended=ended,
+        )
+        word = receipt(rollout, lease.version)
+        self.store.put(word.key, encode(rollout))
+        return word
 
     def _engine(self, url: str) -> EngineClient:
         return self._engines.setdefault(url, EngineClient(url, self.session))

@@ -29,9 +29,8 @@ def test_a_small_fleet_goes_through(short, tmp_path):
     assert tree["in_flight"] == tree["known"] == tree["recalled"] == 400
     assert tree["batches"] > 0, "no batch was cut, so that nothing went round"
     assert tree["rollouts_per_s"] > 50 and tree["lease_p99_ms"] > 0 and tree["ledger_bytes_per_rollout"] > 50
-    assert tree["checks"]["recalled"]["ok"] and {"rollouts_per_s", "kib_per_rollout", "restart_s"} <= set(
-        tree["checks"]
-    )
+    assert tree["checks"]["recalled"]["ok"] and tree["lapsed"] == 0
+    assert {"rollouts_per_s", "kib_per_rollout", "restart_s"} <= set(tree["checks"])
     assert "400 rollouts in flight" in console.export_text()
 
 
@@ -56,6 +55,7 @@ def test_each_limit_can_be_missed():
         restart_s=2.0,
         known=10,
         recalled=10,
+        lapsed=0,
         load_average=1.0,
         batches=3,
     )
@@ -64,5 +64,7 @@ def test_each_limit_can_be_missed():
         return [name for name, check in summary(result)["checks"].items() if not check["ok"]]
 
     assert missed(good) == []
-    bad = replace(good, rollouts_per_s=999.0, kib_per_rollout=5.1, restart_s=10.0, recalled=9)
-    assert missed(bad) == ["rollouts_per_s", "kib_per_rollout", "restart_s", "recalled"]
+    bad = replace(
+        good, rollouts_per_s=999.0, kib_per_rollout=5.1, lease_p99_ms=1001.0, restart_s=10.0, recalled=9, lapsed=1
+    )
+    assert missed(bad) == ["rollouts_per_s", "kib_per_rollout", "lease_p99_ms", "restart_s", "recalled", "lapsed"]

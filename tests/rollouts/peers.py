@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,8 @@ class Client:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10))
+        self.life = time.time_ns()
+        self.asked: Counter[str] = Counter()  # lease requests of each worker
 
     async def ask(self, method: str, path: str, record: Any = None, json: Any = None) -> tuple[int, bytes]:
         data = encode(record) if record is not None else msgspec.json.encode(json) if json is not None else None
@@ -109,9 +112,16 @@ class Client:
         return msgspec.json.decode(body)
 
     async def lease(self, worker: str, slots: int) -> list[Lease]:
-        status, body = await self.ask("POST", "/lease", json={"worker": worker, "slots": slots})
+        self.asked[worker] += 1
+        words = {"worker": worker, "slots": slots, "life": self.life, "number": self.asked[worker]}
+        status, body = await self.ask("POST", "/lease", json=words)
         assert status == 200, body
         return msgspec.msgpack.decode(body, type=list[Lease])
+
+    async def heartbeat(self, worker: str, holds: Sequence[str]) -> list[str]:
+        """What nobody waits for any more."""
+        words = {"worker": worker, "rollouts": list(holds), "life": self.life, "number": self.asked[worker]}
+        return (await self.json("POST", "/heartbeat", json=words))["drop"]
 
     async def receipt(self, receipt: Receipt) -> int:
         """The status of the answer; 404 when the rollout is not known."""

@@ -80,6 +80,14 @@ def test_lead_is_counted_from_the_newest_version_and_never_beyond_the_bound():
     assert Admission(4, 2, lead=0).capacity(version=3, next_step=4, live=0) == 0  # cut, not trained yet
 
 
+def test_nothing_starts_for_steps_after_the_last_one():
+    admission = Admission(max_staleness=4, groups_per_step=2, steps=6)
+    assert admission.capacity(version=1, next_step=1, live=0) == 10  # steps 1 to 5, all there are
+    assert admission.capacity(version=4, next_step=4, live=3) == 1
+    assert admission.capacity(version=6, next_step=6, live=0) == 0
+    assert admission.capacity(version=5, next_step=5, live=2, flat=True) == 2  # the last step still waits for signal
+
+
 @pytest.mark.parametrize("bound", range(4))
 @pytest.mark.parametrize("size", [1, 3])
 def test_capacity_is_exactly_the_number_of_groups_that_can_be_trained_in_time(bound, size):

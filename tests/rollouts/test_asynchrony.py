@@ -175,7 +175,7 @@ async def test_ASY_9_a_stand_still_of_the_orchestrator_is_nobody_elses_silence(t
         service.process.send_signal(signal.SIGCONT)
         assert await waiting is not None
         began = time.monotonic()
-        await client.json("POST", "/heartbeat", json={"worker": "w0", "rollouts": []})
+        await client.heartbeat("w0", [])
         assert time.monotonic() - began < 1.0
         said = [line["text"] for line in read(service.run / "metrics.jsonl") if line["kind"] == "event"]
         assert any("stood still" in text for text in said) and not any("silent" in text for text in said)

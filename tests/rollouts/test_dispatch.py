@@ -134,16 +134,6 @@ def test_a_silent_worker_loses_its_leases_before_their_deadline(desk):
     assert [lease.rollout for lease in desk.flow.lease("w1", 4)] == [f"{lease.rollout}r1" for lease in lost]
 
 
-def test_a_worker_may_say_what_it_holds(desk):
-    desk.begin()
-    leases = desk.flow.lease("w0", 4)
-    desk.flow.heartbeat("w0", [leases[0].rollout])
-    assert len(desk.flow.leases.out) == 4  # too young: the answer may be on its way
-    desk.clock.now += 6
-    desk.flow.heartbeat("w0", [leases[0].rollout])
-    assert set(desk.flow.leases.out) == {leases[0].rollout}
-
-
 def test_the_rollouts_of_an_engine_that_leaves_go_on_at_another(desk):
     desk.begin()
     leases = desk.flow.lease("w0", 4)

@@ -27,7 +27,7 @@ def drive(desk: Desk, steps: int = 2) -> None:
     if flow.version is None:
         flow.set_version(0, "chain-0")
     assert flow.version is not None
-    flow.heartbeat("w0", [])  # this worker is new: it holds nothing that was leased to another of its name
+    flow.worker_left("w0")  # this one is new: it holds nothing that was leased to another of its name
     desk.engine(flow.version)
     if flow.version == 0 and flow.next_step == 0:
         flow.evaluate("before", "heldout", 2, 2, 0.0)

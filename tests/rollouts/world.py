@@ -21,16 +21,22 @@ from stretto.rollouts.ledger import Ledger
 from stretto.rollouts.staleness import age
 from stretto.watch.metrics import Metrics
 
+GRADING = {
+    "solution/a.py": "def f(x):\n    return x\n",
+    "tests/oracle.json": '{"module": "a", "function": "f", "arguments": [{"kind": "int", "low": 0, "high": 9}]}',
+}
+
 
 def tasks(count: int, split: str = TRAIN) -> list[Task]:
     return [
-        Task(id=f"{split}/{number}", split=split, instruction="repair it", files={"a.py": ""}, grading={})
+        Task(id=f"{split}/{number}", split=split, instruction="repair it", files={"a.py": ""}, grading=GRADING)
         for number in range(count)
     ]
 
 
 def configuration(**rollouts: Any) -> Config:
-    return parse({"rollouts": {"group_size": 4, "min_group": 2, "groups_per_step": 3, **rollouts}})
+    shape = {"group_size": 4, "min_group": 2, "groups_per_step": 3}
+    return parse({"rollouts": {**shape, **rollouts}, "trainer": {"steps": 1000}})
 
 
 def answer(lease: Lease, worker: str = "w0", **changes: Any) -> Receipt:
