@@ -51,7 +51,7 @@ SECONDS = 1.5
 """Between versions."""
 LR = 1e-5
 CHAIN = "wan"
-DEADLINE = 120.0
+DEADLINE = 300.0
 STRETTO = [sys.executable, "-c", "from stretto.cli import main; raise SystemExit(main())"]
 
 
@@ -243,7 +243,9 @@ def _lines(folder: Path, way: Link) -> list[dict[str, Any]]:
 
 
 def _has(folder: Path, name: str, version: int) -> bool:
-    return any((folder / f"cache-{name}").glob(f"{CHAIN}-v{version:06d}-*.safetensors"))
+    """Whether a follower without engines has rebuilt a version: it says so in its record, and keeps what it has."""
+    path = folder / f"{name}.jsonl"
+    return path.exists() and any(line.get("version") == version for line in read(path) if line["kind"] == "rebuilt")
 
 
 def _serves(way: Link, engine: str) -> int | None:

@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from stretto.records import GenerateRequest, GenerateResponse, Sampling
+from stretto.records import GenerateRequest, GenerateResponse, Sampling, WeightsOrder, WeightsTaken
 
 
 class BadRequest(ValueError):
@@ -23,6 +22,10 @@ class BadRequest(ValueError):
 
 class WeightsRefused(ValueError):
     """The weights are not what was promised; the sentence says how. The old ones go on serving."""
+
+
+class WrongBase(ValueError):
+    """A patch starts from weights that do not serve here; the sentence says which. A whole file will do."""
 
 
 class Unavailable(Exception):
@@ -98,9 +101,9 @@ class Engine(Protocol):
         """Each token as it is sampled, then the response. Closing the iterator takes the request out."""
         ...
 
-    async def update(self, version: int, path: Path, fingerprint: str) -> float:
-        """Load, verify and swap; returns the seconds generation could not run. Raises WeightsRefused, after which the
-        old version serves as before. Repeating the version that serves is a no-op."""
+    async def update(self, order: WeightsOrder) -> WeightsTaken:
+        """Load or patch, verify and swap. Raises WeightsRefused and, for a patch, WrongBase, after which the old
+        version serves as before. Repeating the version that serves is a no-op."""
         ...
 
     async def pause(self) -> None: ...

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import xxhash
@@ -25,13 +26,13 @@ import xxhash
 from stretto.config import EngineConfig
 from stretto.engine.cache import KVCache
 from stretto.engine.contract import Log
-from stretto.engine.forward import forward_of, logits, warm_up
+from stretto.engine.forward import logits, warm_up
 from stretto.engine.sampler import Drawn, sample, uniforms
 from stretto.engine.scheduler import Ended, Job, Plan, Scheduler, Streamed
 from stretto.engine.slots import Routes
-from stretto.engine.standby import Standby
+from stretto.engine.standby import Copy, Standby
 from stretto.model.transformer import Transformer
-from stretto.records import GenerateRequest
+from stretto.records import GenerateRequest, KvPolicy, WeightsTaken
 
 BUSY_SECONDS = 0.5
 """One `busy` line per so many seconds in which there was work."""
@@ -60,6 +61,16 @@ class Serving:
     fingerprint: str
 
 
+@dataclass(frozen=True)
+class Drain:
+    """A swap that waits for generations to end."""
+
+    serving: Serving
+    answer: Future[WeightsTaken]
+    since: float  # time.monotonic()
+    seconds: float
+
+
 class Runner:
     """One network, its slots and its thread. `deliver` is called in the loop's thread, at most once per pass."""
 
@@ -77,7 +88,6 @@ class Runner:
     ):
         spec = model.spec
         layers, per_token = spec.route_shape
-        self.model = model.requires_grad_(False)
         self.serving = serving
         self.counters = Counters()
         self.scheduler = Scheduler(
@@ -89,11 +99,12 @@ class Runner:
         )
         kv_heads, key_dim, value_dim = spec.cache_shape
         self.cache = KVCache(spec.layers, config.slots, kv_heads, config.max_tokens, key_dim, value_dim)
-        self._forward = forward_of(self.model, self.cache)
-        warm_up(self._forward)
+        self.live = Copy(model, self.cache)
+        warm_up(self.live.forward)
         one, none = np.ones(1, np.float32), np.zeros(1, np.int64)
         sample(torch.zeros(1, spec.vocab_size), one, one, none, uniforms(none, none))
-        self.standby = Standby(spec, model.numerics)
+        self.standby = Standby(spec, model.numerics, self.cache)
+        self._drain: Drain | None = None
         self._deliver, self._failed, self._metrics = deliver, failed, metrics
         self._keys = itertools.count(1)
         self._seed = f"{name}/{seed}"
@@ -113,6 +124,11 @@ class Runner:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
+
+    @property
+    def model(self) -> Transformer:
+        """What samples now."""
+        return self.live.model
 
     @property
     def paused(self) -> bool:
@@ -143,19 +159,46 @@ class Runner:
     def resume(self) -> Future[None]:
         return self._ask(lambda: setattr(self, "_paused", False))
 
-    def exchange(self, serving: Serving) -> Future[float]:
-        """Put the weights loaded in `standby` to work. Gives the seconds generation could not run."""
+    def exchange(
+        self, serving: Serving, kv: KvPolicy = KvPolicy.KEEP, drain_seconds: float = 0.0
+    ) -> Future[WeightsTaken]:
+        """Put the weights prepared in `standby` to work, between two tokens; what becomes of old keys and values is up
+        to `kv`. A drain that has not ended after `drain_seconds` goes on as `keep`."""
+        answer: Future[WeightsTaken] = Future()
 
-        def swap() -> float:
-            start = time.perf_counter()
-            self.model = self.standby.exchange(self.model)
-            self._forward = forward_of(self.model, self.cache)
-            self.serving = serving
-            self.scheduler.swapped()
-            self.counters.swaps += 1
-            return time.perf_counter() - start
+        def begin() -> None:
+            if kv is KvPolicy.DRAIN:
+                self.scheduler.holding = True
+                self._drain = Drain(serving, answer, time.monotonic(), drain_seconds)
+            else:
+                _resolve(answer, self._swap(serving, kv))
 
-        return self._ask(swap)
+        self._tell(begin)
+        return answer
+
+    def _swap(self, serving: Serving, kv: KvPolicy) -> WeightsTaken:
+        start = time.perf_counter()
+        self.live = self.standby.exchange(self.live)
+        self.serving = serving
+        self.scheduler.swapped(recompute=kv is KvPolicy.RECOMPUTE)
+        self.counters.swaps += 1
+        return WeightsTaken(version=serving.version, pause_s=time.perf_counter() - start)
+
+    def _attend_drain(self) -> None:
+        """Swap when what was under way has ended, or has taken too long."""
+        drain, scheduler = self._drain, self.scheduler
+        if drain is None:
+            return
+        waited, left = time.monotonic() - drain.since, len(scheduler.active)
+        if left and waited < drain.seconds:
+            return
+        note = (
+            f"{left} generations had not ended {drain.seconds:g} s after version {drain.serving.version} came: they go "
+            "on with the keys and values they have (kv = keep), and their tokens say which version sampled them"
+        )
+        taken = self._swap(drain.serving, KvPolicy.KEEP)
+        self._drain, scheduler.holding = None, False
+        _resolve(drain.answer, msgspec.structs.replace(taken, drain_s=waited, note=note if left else ""))
 
     def _tell(self, act: Callable[[], Any], answer: Future[Any] | None = None) -> None:
         self._inbox.append((act, answer))
@@ -171,6 +214,7 @@ class Runner:
         """Carry out what came, then make one pass; False when there was nothing to compute. The loop's own turn, for
         those who drive an engine without its thread."""
         self._attend_inbox()
+        self._attend_drain()
         plan = None if self._paused else self.scheduler.plan()
         if plan is None:
             return False
@@ -186,25 +230,30 @@ class Runner:
             while not self._stopping:
                 if not self.advance():
                     self._account(0.0)
-                    self._wake.wait(BUSY_SECONDS if self._worked else None)
+                    self._wake.wait(BUSY_SECONDS if self._worked else self._patience())
                     self._wake.clear()
                     self._mark = self._mark if self._worked else time.time()
         except BaseException as error:
             self._failed(error)
             raise
 
+    def _patience(self) -> float | None:
+        """Seconds until there is something to do without being told; None when there is nothing."""
+        drain = self._drain
+        return None if drain is None else max(0.0, drain.since + drain.seconds - time.monotonic())
+
     def _attend_inbox(self) -> None:
         while self._inbox:
             act, answer = self._inbox.popleft()
             result = act()
-            if answer is not None and answer.set_running_or_notify_cancel():  # else the caller has gone away
-                answer.set_result(result)
+            if answer is not None:
+                _resolve(answer, result)
 
     def _step(self, plan: Plan) -> Events:
         """One pass. Returns what it means for the callers."""
         self.cache.copy(plan.copies)
         model, version, scheduler = self.model, self.serving.version, self.scheduler
-        passed = self._forward(plan)
+        passed = self.live.forward(plan)
         self.cache.copy(plan.twins)
         slots_N = plan.samplers_N
         if len(slots_N):
@@ -240,3 +289,8 @@ class Runner:
             share = min(self._worked / (now - self._mark), 1.0)
             self._metrics.log("busy", start=self._mark, end=now, what="engine", share=round(share, 4))
         self._mark, self._worked = now, 0.0
+
+
+def _resolve(answer: Future[Any], result: Any) -> None:
+    if answer.set_running_or_notify_cancel():  # else the caller has gone away
+        answer.set_result(result)

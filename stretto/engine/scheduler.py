@@ -104,6 +104,8 @@ class Scheduler:
         self.top_p_S = np.ones(slots)  # float64, as the trainer compares
         self.top_k_S = np.zeros(slots, np.int64)
         self.seed_S = np.zeros(slots, np.uint64)
+        self.holding = False
+        """While set, what waits goes on waiting."""
         self._admitted = 0
         self._room = True  # something changed since the queue was last looked at
         self._active_A = np.zeros(0, np.int64)  # the keys of `active`
@@ -141,18 +143,24 @@ class Scheduler:
             self.slots.rename(self.slots.sessions[session], "")
         return [item for item in ended if item is not None]
 
-    def swapped(self) -> None:
+    def swapped(self, recompute: bool = False) -> None:
         """The weights have changed: old rows serve only those that go on with them. A new request that has not
-        sampled yet starts over, so that nothing of it comes from old weights."""
-        self.slots.serial += 1
+        sampled yet starts over, so that nothing of it comes from old weights. With `recompute` nobody goes on with old
+        rows: generations and sessions have theirs made again before their next token."""
+        slots = self.slots
+        slots.serial += 1
         for slot, job in self.active.items():
-            if self.slots.known_S[slot] == self.start_S[slot] and not job.continuing:
-                self.slots.restart(slot)
+            fresh = slots.known_S[slot] == self.start_S[slot] and not job.continuing
+            if fresh or recompute:
+                slots.restart(slot) if fresh else slots.recompute(slot)
                 job.seeking, job.cached = True, 0
+        for slot in slots.sessions.values() if recompute else ():
+            if slot not in self.active:
+                slots.recompute(slot)
 
     def plan(self) -> Plan | None:
         """The next pass, or None when there is nothing to do."""
-        if self._room:
+        if self._room and not self.holding:
             self._admit()
         copies = self._share()
         slots = self.slots
@@ -216,10 +224,8 @@ class Scheduler:
         when any of the N tokens came from a truncated distribution."""
         slots = self.slots
         if routes_TLK is not None:
-            slots.routes_SMLK[plan.slots_T, plan.positions_T] = routes_TLK
-            slots.row_ids_SM[plan.slots_T, plan.positions_T] = plan.ids_T
-        first = plan.slots_T[plan.positions_T == 0]
-        slots.serial_S[first] = plan.serial
+            slots.record(plan.slots_T, plan.positions_T, plan.ids_T, routes_TLK)
+        slots.begin(plan.slots_T[plan.positions_T == 0], plan.serial)
         slots.rows_S[plan.slots_T[: plan.decoding]] += 1
         for chunk in plan.chunks:
             slots.rows_S[chunk.slot] += chunk.end - chunk.start
@@ -271,8 +277,8 @@ class Scheduler:
         held = bool(request.session) and self.slots.sessions.get(request.session) == slot
         job.slot = slot
         job.cached = self.slots.claim(slot, job.ids, request.session, self._admitted, keep_stale=held)
-        job.continuing = held and job.cached > 0
-        job.seeking = not job.continuing
+        job.continuing = held and (job.cached > 0 or bool(self.slots.kept_S[slot]))
+        job.seeking = not job.cached or not job.continuing
         self.active[slot] = job
         self._streams += job.stream
         self._active_A = np.fromiter(self.active, np.int64, len(self.active))
@@ -311,6 +317,7 @@ class Scheduler:
             rows = int(slots.known_S[slot])
             for chunk in complete:
                 live = chunk.position == 0 or slots.serial_S[chunk.slot] == slots.serial
+                live = live and not slots.kept_S[chunk.slot]
                 alike = live and slots.known_S[chunk.slot] == rows
                 if alike and np.array_equal(slots.ids_SM[chunk.slot, :rows], slots.ids_SM[slot, :rows]):
                     twins.append((chunk.slot, slot, rows))

@@ -2,7 +2,7 @@
 
     POST /generate               msgpack GenerateRequest -> GenerateResponse          (workers)
     POST /v1/chat/completions    OpenAI chat, streaming or not; GET /v1/models        (anyone; `openai.py`)
-    POST /update_weights         {"version", "path", "fingerprint"} -> {"version", "pause_s"}, or 409 and no change
+    POST /update_weights         JSON WeightsOrder -> WeightsTaken, or no change: 409 refused, 412 patch of others
     POST /pause, /resume         no pass runs between them
     POST /release                {"session"}: its slot may go to others
     GET  /health, /metrics       JSON; Prometheus text
@@ -19,14 +19,14 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import torch
 from aiohttp import web
 
 from stretto.config import EngineConfig
-from stretto.engine.contract import BadRequest, Engine, Fault, Gauge, Log, Unavailable, WeightsRefused
+from stretto.engine.contract import BadRequest, Engine, Fault, Gauge, Log, Unavailable, WeightsRefused, WrongBase
 from stretto.engine.fit import fitting
 from stretto.engine.openai import ChatEndpoint, NoSuchModel, error_body
 from stretto.engine.service import Service
@@ -34,7 +34,7 @@ from stretto.harness.chat import Chat
 from stretto.model import checkpoint, selftest
 from stretto.model.numerics import Level, Numerics, engine_numerics
 from stretto.model.transformer import Transformer
-from stretto.records import GenerateRequest, decode, encode
+from stretto.records import GenerateRequest, WeightsOrder, decode, encode
 
 MAX_BODY = 64 << 20
 """Bytes of a request's body; a prompt of a million tokens takes 5 MB."""
@@ -43,14 +43,6 @@ CLOSE_SECONDS = 2.0
 """How long a server that goes down waits for answers on their way out."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of /update_weights: a complete safetensors file, and what it must be."""
-
-    version: Annotated[int, msgspec.Meta(ge=0)]
-    path: str
-    fingerprint: str
 
 
 class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,10 +114,10 @@ def build_app(service: Engine, chat: Chat, name: str, model: str) -> web.Applica
         return web.Response(body=encode(response), content_type="application/msgpack")
 
     async def update_weights(request: web.Request) -> web.Response:
-        update = msgspec.json.decode(await request.read(), type=Update)
+        order = msgspec.json.decode(await request.read(), type=WeightsOrder)
         # a follower that hangs up must not leave a load half done
-        pause = await asyncio.shield(service.update(update.version, Path(update.path), update.fingerprint))
-        return web.json_response({"version": update.version, "pause_s": pause})
+        taken = await asyncio.shield(service.update(order))
+        return web.Response(body=msgspec.json.encode(taken), content_type="application/json")
 
     async def pause(_: web.Request) -> web.Response:
         await service.pause()
@@ -199,6 +191,8 @@ async def _sentences(request: web.Request, handler: Handler) -> web.StreamRespon
         status, sentence = 404, str(error)
     except WeightsRefused as error:
         status, sentence = 409, str(error)
+    except WrongBase as error:
+        status, sentence = 412, str(error)
     except Fault as error:
         status, sentence = 500, str(error)
     except Unavailable as error:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from stretto.config import EngineConfig
 from stretto.engine.contract import Fault, Gauge, Log, Status, Unavailable
@@ -18,7 +19,7 @@ from stretto.engine.runner import Events, Runner, Serving
 from stretto.engine.scheduler import Ended, Streamed
 from stretto.engine.standby import model_fingerprint
 from stretto.model.transformer import Transformer
-from stretto.records import GenerateRequest, GenerateResponse
+from stretto.records import GenerateRequest, GenerateResponse, WeightsOrder, WeightsTaken
 
 Event = Streamed | Ended | Exception
 
@@ -101,15 +102,18 @@ class Service:
         """Each token as it is sampled, then the response. Closing the iterator takes the request out."""
         return self._events(request, stream=True)
 
-    async def update(self, version: int, path: Path, fingerprint: str) -> float:
-        """Load, verify and swap; returns the seconds generation could not run. Raises WeightsRefused, after which the
-        old version serves as before. Repeating the version that serves is a no-op."""
-        wanted = Serving(version, fingerprint)
+    async def update(self, order: WeightsOrder) -> WeightsTaken:
+        """Load or patch, verify and swap. Raises WeightsRefused and, for a patch, WrongBase, after which the old
+        version serves as before. Repeating the version that serves is a no-op."""
+        wanted, runner = Serving(order.version, order.fingerprint), self.runner
         async with self._updating:
-            if wanted == self.runner.serving:
-                return 0.0
-            await asyncio.to_thread(self.runner.standby.load, path, fingerprint)
-            return await asyncio.wrap_future(self.runner.exchange(wanted))
+            if wanted == runner.serving:
+                return WeightsTaken(version=order.version, pause_s=0.0)
+            serving = runner.serving.fingerprint
+            apart = await asyncio.to_thread(runner.standby.prepare, order, runner.live, serving)
+            taken = await asyncio.wrap_future(runner.exchange(wanted, order.kv, order.drain_seconds))
+            await asyncio.to_thread(runner.standby.settle, runner.live)
+            return msgspec.structs.replace(taken, canary=apart)
 
     async def pause(self) -> None:
         await asyncio.wrap_future(self.runner.pause())

@@ -8,6 +8,9 @@ tokens that really made them.
 Rows are appended, so the weights that made them never get older along a slot: when row 0 was made by the live weights,
 all rows were. `serial` (a count of weight swaps) of row 0 is therefore enough to keep new requests off old KV.
 
+A session whose KV is made again by new weights (`recompute`) keeps the routes of its first `kept` rows as they were
+recorded: they belong to log-probs that others were told. So nobody else may use those rows.
+
 Letters: `S` slots, `M` tokens per slot, `L` MoE layers, `K` experts per token.
 """
 
@@ -23,6 +26,7 @@ MIN_SHARE = 16
 """Rows below which sharing another slot's prefix is not worth a copy or a wait."""
 
 _NO_SERIAL = -1
+_MIXED = -2  # KV of one version, routes of another
 _CLASS = 1 << 48  # separates eviction classes above the clock of last use
 
 
@@ -59,6 +63,7 @@ class Slots:
         self.known_S = np.zeros(slots, np.int64)
         self.rows_S = np.zeros(slots, np.int64)
         self.serial_S = np.full(slots, _NO_SERIAL, np.int64)
+        self.kept_S = np.zeros(slots, np.int64)
         self.active_S = np.zeros(slots, bool)
         self.named_S = np.zeros(slots, bool)
         self.order_S = np.zeros(slots, np.int64)  # admission order of the active request
@@ -93,6 +98,9 @@ class Slots:
         stale = self.serial_S[slot] != self.serial
         if stale and not (keep_stale and rows == limit):
             rows = 0
+        kept = int(self.kept_S[slot])
+        if kept and not (keep_stale and kept < len(ids) and np.array_equal(self.ids_SM[slot, :kept], ids[:kept])):
+            self.kept_S[slot] = rows = 0
         self.rename(slot, session)
         self.ids_SM[slot, rows : len(ids)] = ids[rows:]
         self.known_S[slot] = len(ids)
@@ -103,7 +111,25 @@ class Slots:
 
     def restart(self, slot: int) -> None:
         """Drop all rows; the ids stay, to be computed again."""
+        self.kept_S[slot] = 0
         self._cut(slot, 0)
+
+    def recompute(self, slot: int) -> None:
+        """Drop the KV of all rows; what was recorded of them stays."""
+        self.kept_S[slot] = max(self.kept_S[slot], self.rows_S[slot])
+        self._cut(slot, 0)
+
+    def record(self, slots_T: np.ndarray, positions_T: np.ndarray, ids_T: np.ndarray, routes_TLK: np.ndarray) -> None:
+        """What a pass made, except where rows keep what was recorded before."""
+        if self.kept_S.any():
+            fresh_T = positions_T >= self.kept_S[slots_T]
+            slots_T, positions_T, ids_T, routes_TLK = (x[fresh_T] for x in (slots_T, positions_T, ids_T, routes_TLK))
+        self.routes_SMLK[slots_T, positions_T] = routes_TLK
+        self.row_ids_SM[slots_T, positions_T] = ids_T
+
+    def begin(self, slots_B: np.ndarray, serial: int) -> None:
+        """The first row of these slots was made by the weights of `serial`."""
+        self.serial_S[slots_B] = np.where(self.kept_S[slots_B] > 0, _MIXED, serial)
 
     def idle(self, slot: int) -> None:
         """The request of `slot` has ended; its rows stay until the slot is needed."""
@@ -128,7 +154,7 @@ class Slots:
         """
         ids = self.ids_SM[slot, : self.known_S[slot] - 1]
         live = (self.serial_S == self.serial) & (self.rows_S > 0)
-        coming = self.active_S & (self.order_S < self.order_S[slot]) & (live | (self.rows_S == 0))
+        coming = self.active_S & (self.order_S < self.order_S[slot]) & (live | (self.rows_S == 0)) & (self.kept_S == 0)
         usable = (live | coming) & (self.known_S > 0)
         usable[slot] = False
         if len(ids) < MIN_SHARE:
@@ -147,9 +173,10 @@ class Slots:
 
     def share(self, source: int, slot: int, rows: int) -> None:
         """Give `slot` the first `rows` rows of `source`; the caller copies the KV. Their ids are equal already."""
-        self.routes_SMLK[slot, :rows] = self.routes_SMLK[source, :rows]
-        self.row_ids_SM[slot, :rows] = self.row_ids_SM[source, :rows]
-        self.serial_S[slot] = self.serial_S[source]
+        fresh = slice(int(self.kept_S[slot]), rows)
+        self.routes_SMLK[slot, fresh] = self.routes_SMLK[source, fresh]
+        self.row_ids_SM[slot, fresh] = self.row_ids_SM[source, fresh]
+        self.begin(np.array([slot]), int(self.serial_S[source]))
         self.rows_S[slot] = rows
         self._clock += 1
         self.used_S[source] = self._clock
@@ -158,7 +185,8 @@ class Slots:
         """Routes of positions `[start, end)`; what no pass has computed yet is unknown. None for a dense model."""
         if not self.routes_SMLK.shape[2]:
             return None
-        made = max(int(self.rows_S[slot]) - start, 0)
+        made = max(int(self.rows_S[slot]), int(self.kept_S[slot])) - start
+        made = min(max(made, 0), max(end - start, 0))
         routes, ids = self.routes_SMLK[slot, start:end].copy(), self.row_ids_SM[slot, start:end].copy()
         routes[made:] = self.unknown
         ids[made:] = self.ids_SM[slot, start + made : end]

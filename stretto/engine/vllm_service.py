@@ -27,6 +27,7 @@ import xxhash
 
 from stretto.config import EngineConfig
 from stretto.engine import vllm_turn, vllm_weights
+from stretto.engine.canary import judge
 from stretto.engine.contract import (
     BadRequest,
     Fault,
@@ -35,11 +36,20 @@ from stretto.engine.contract import (
     Status,
     Unavailable,
     WeightsRefused,
+    WrongBase,
     check_request,
 )
 from stretto.engine.vllm_weights import Files
 from stretto.model.spec import ModelSpec
-from stretto.records import GenerateRequest, GenerateResponse, Sampling
+from stretto.records import (
+    Canary,
+    GenerateRequest,
+    GenerateResponse,
+    KvPolicy,
+    Sampling,
+    WeightsOrder,
+    WeightsTaken,
+)
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -53,6 +63,9 @@ CANARY_TOKENS = 48
 SAME_NATS, ROUNDED_NATS = 0.02, 0.5
 """How far a log-prob of the canary may move when the same function is computed again: in float32, and where rounding to
 bf16 comes in. Weights that are stale or packed wrongly move it by nats."""
+
+MEAN_NATS = 0.1
+"""How far log-probs may be from the trainer's on average where activations are bf16."""
 
 
 class Sampled(NamedTuple):
@@ -175,17 +188,43 @@ class VllmService:
         if version < 0:
             self._serving = None
 
-    async def update(self, version: int, path: Path, fingerprint: str) -> float:
+    async def update(self, order: WeightsOrder) -> WeightsTaken:
         async with self._changing:
             serving = self._serving
-            if serving and (serving.version, serving.fingerprint) == (version, fingerprint):
-                return 0.0
+            if serving and (serving.version, serving.fingerprint) == (order.version, order.fingerprint):
+                return WeightsTaken(version=order.version, pause_s=0.0)
+            if order.parent:
+                raise WrongBase("vLLM loads whole files: it has no memory for a second copy that a patch could go into")
+            if order.kv is not KvPolicy.KEEP:
+                raise BadRequest(f"kv is {order.kv}, but with vLLM a generation can only keep its keys and values")
+            path = Path(order.path)
             files = await asyncio.to_thread(vllm_weights.in_file, path, self._spec)
             await asyncio.to_thread(vllm_weights.check, files, self._spec)
             found = await asyncio.to_thread(vllm_weights.state, files)
-            if found != fingerprint:
-                raise WeightsRefused(f"{path} has fingerprint {found}, but {fingerprint or '(none)'} was announced")
-            return await self._swap(Weights(version, fingerprint, files))
+            if found != order.fingerprint:
+                raise WeightsRefused(
+                    f"{path} has fingerprint {found}, but {order.fingerprint or '(none)'} was announced"
+                )
+            pause = await self._swap(Weights(order.version, order.fingerprint, files))
+            if order.canary is None:
+                return WeightsTaken(version=order.version, pause_s=pause)
+            if self._paused:
+                note = "the engine is paused, so its canary could not be asked"
+                return WeightsTaken(version=order.version, pause_s=pause, note=note)
+            return WeightsTaken(version=order.version, pause_s=pause, canary=await self._check(order.canary, serving))
+
+    async def _check(self, canary: Canary, before: Weights | None) -> float:
+        """The canary, after the swap: vLLM has no second copy to ask. Where it fails the old weights come back."""
+        assert self._serving is not None
+        limit = SAME_NATS if self._config.dtype == "float32" else MEAN_NATS
+        try:
+            return judge(await self._canary(canary.ids), canary, self._serving.version, limit)
+        except WeightsRefused:
+            if before is not None:
+                await self._swap(before)
+            else:
+                self._serving = None
+            raise
 
     async def pause(self) -> None:
         async with self._changing:
@@ -231,14 +270,14 @@ class VllmService:
                 await self._call(self._llm.resume_generation())
         return time.perf_counter() - start
 
-    async def _canary(self) -> np.ndarray:
+    async def _canary(self, ids: list[int] | None = None) -> np.ndarray:
         """float32 [T - 1]: log-probs of a few fixed tokens, computed anew."""
         from vllm.inputs import tokens_input
         from vllm.sampling_params import SamplingParams
 
         parameters = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
         id = str(next(self._ids))
-        ids = self._canary_ids
+        ids = ids or self._canary_ids
         async for output in self._llm.generate(tokens_input(ids, cache_salt=f"canary {id}"), parameters, id):
             if output.finished:
                 found = output.prompt_logprobs[1:]

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +22,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stretto.model import deepseek
+from stretto.model import deepseek, served
 from stretto.model.moe import Experts, SigmoidGate
 from stretto.model.norm import RMSNorm
 from stretto.model.numerics import PLAIN, Numerics
+from stretto.model.served import CORRECTION, SCALE
 from stretto.model.spec import CONFIG, CheckpointError, ModelSpec, load_spec
 from stretto.model.transformer import Transformer
 
@@ -44,27 +45,35 @@ TOKENIZER_FILES = (
 
 
 HEAD = "lm_head.weight"
-CORRECTION = ".e_score_correction_bias"
 SHARD_BYTES = 5_000_000_000
 """A larger checkpoint is written as several files of at most this size (or one tensor) and an index."""
 
 
 def load(folder: Path | str, dtype: torch.dtype = torch.float32, numerics: Numerics = PLAIN) -> Transformer:
-    """The network with its weights. Raises CheckpointError with one sentence for whatever does not fit."""
+    """The network with its weights, fp8 ones with their scales put together. Raises CheckpointError with one sentence
+    for whatever does not fit."""
     folder = Path(folder)
     model = empty(load_spec(folder), dtype, numerics)
     where = sources(folder, model.spec)
-    _check_names(model, where, str(folder))
+    scales = dict(_read({name: path for name, path in where.items() if name.endswith(SCALE)}))
+    weights = {name: path for name, path in where.items() if name not in scales}
+    _check_names(model, weights, str(folder))
     targets = named_tensors(model)
+    for name, tensor in _read(weights):
+        _copy(targets, name, tensor, str(folder), scales.get(name + SCALE))
+    return model
+
+
+def _read(where: Mapping[str, Path]) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor, file by file."""
     for path in sorted(set(where.values())):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - not a dict
                     if where.get(name) == path:
-                        _copy(targets, name, file.get_tensor(name), str(folder))
+                        yield name, file.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path} can't be read: {error}") from None
-    return model
 
 
 def sources(folder: Path | str, spec: ModelSpec) -> dict[str, Path]:
@@ -80,11 +89,13 @@ def shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def load_named(model: Transformer, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors under Hugging Face names into the network, in place, cast to its dtype. Raises CheckpointError."""
-    _check_names(model, tensors, "the given weights")
+    """Copy tensors under Hugging Face names into the network, in place, cast to its dtype; fp8 ones need their scales
+    beside them. Raises CheckpointError."""
+    weights = [name for name in tensors if not name.endswith(SCALE)]
+    _check_names(model, weights, "the given weights")
     targets = named_tensors(model)
-    for name, tensor in tensors.items():
-        _copy(targets, name, tensor, "the given weights")
+    for name in weights:
+        _copy(targets, name, tensors[name], "the given weights", tensors.get(name + SCALE))
 
 
 def named_tensors(model: Transformer) -> dict[str, Tensor]:
@@ -119,8 +130,7 @@ def stored(name: str, tensor: Tensor, dtype: torch.dtype = torch.bfloat16) -> Te
 
 def bf16_bits(model: Transformer) -> dict[str, np.ndarray]:
     """All weights as `stored`, by name, without torch: bf16 as uint16 that hold its bits."""
-    copies = ((name, stored(name, tensor)) for name, tensor in named_tensors(model).items())
-    return {name: (t.view(torch.uint16) if t.dtype == torch.bfloat16 else t).numpy() for name, t in copies}
+    return dict(served.Bits(named_tensors(model), "bf16"))
 
 
 def save(
@@ -264,7 +274,7 @@ def _check_names(model: Transformer, given: Iterable[str], source: str) -> None:
         raise CheckpointError(f"{source}: {_some(extra)} does not belong to a {model.spec.model_type} of this config")
 
 
-def _copy(targets: Mapping[str, Tensor], name: str, tensor: Tensor, source: str) -> None:
+def _copy(targets: Mapping[str, Tensor], name: str, tensor: Tensor, source: str, scale: Tensor | None = None) -> None:
     if name == HEAD and name not in targets:  # a tied head that was written out: the embedding is what counts
         return
     target = targets[name]
@@ -272,8 +282,16 @@ def _copy(targets: Mapping[str, Tensor], name: str, tensor: Tensor, source: str)
         raise CheckpointError(
             f"{source}: tensor {name} has shape {list(tensor.shape)}, but its config says {list(target.shape)}"
         )
+    if scale is not None and tensor.dtype == torch.float8_e4m3fn:
+        try:
+            tensor = served.join(tensor, scale)
+        except ValueError as error:
+            raise CheckpointError(f"{source}: tensor {name}: {error}") from None
     if not tensor.is_floating_point() or tensor.element_size() < 2:
-        raise CheckpointError(f"{source}: tensor {name} is {tensor.dtype}; quantised weights are not supported")
+        raise CheckpointError(
+            f"{source}: tensor {name} is {tensor.dtype}: quantised weights are read only as fp8 e4m3 with "
+            f"{name}{SCALE} beside it"
+        )
     target.copy_(tensor)
 
 

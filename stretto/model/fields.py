@@ -9,6 +9,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+FP8: dict[str, Any] = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "scale_fmt": "ue8m0",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
+"""`quantization_config` of the fp8 checkpoints we write (`served.py`); DeepSeek-V3's has no `scale_fmt`."""
+
 # Fields that may hold only these values, because another value would be another network.
 ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -18,7 +27,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "pretraining_tp": (1,),
     "partial_rotary_factor": (1, 1.0, None),
     "rope_interleaved": (False,),
-    "quantization_config": (None,),
+    "quantization_config": (None, FP8, {key: value for key, value in FP8.items() if key != "scale_fmt"}),
     "is_encoder_decoder": (False,),
 }
 

@@ -52,7 +52,9 @@ class Learner:
         self.model = huggingface.load(source, numerics=numerics)
         if numerics.exact:
             selftest.check(self.model.spec, numerics)
-        self.optimizer = MasterAdamW(self.model, config.trainer.betas, config.trainer.weight_decay)
+        self.optimizer = MasterAdamW(
+            self.model, config.trainer.betas, config.trainer.weight_decay, config.weights.serve_dtype
+        )
         self.distribution = Distribution(config.rollouts.temperature, config.rollouts.top_p, config.rollouts.top_k)
         self.geometry = geometry(self.model.spec)
         self.version = 0

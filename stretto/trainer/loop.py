@@ -88,7 +88,15 @@ class Trainer:
         self.alarms = Alarms()
         self.trusted = False  # the engines compute the policy that this process holds: seen on the first tokens of it
         every = config.weights.anchor_every
-        self.publishing = Publishing(self.store, config.run.name, self.learner.files, every, orchestrator, metrics)
+        self.publishing = Publishing(
+            self.store,
+            config.run.name,
+            self.learner.files,
+            every,
+            orchestrator,
+            metrics,
+            dtype=config.weights.serve_dtype,
+        )
 
     @property
     def version(self) -> int:

@@ -1,8 +1,8 @@
-"""AdamW over fp32 masters, with a model that only ever holds their bf16-rounded values.
+"""AdamW over fp32 masters, with a model that only ever holds the values that are served of them.
 
-What is served is what is trained: published weights are bf16, so the forward pass must see those very values.
+What is served is what is trained: published weights are bf16 (or fp8), so the forward pass must see those very values.
 
-    masters (fp32) --round--> model parameters (fp32 storage, bf16 values) --forward, backward--> gradients
+    masters (fp32) --round--> model parameters (fp32 storage, served values) --forward, backward--> gradients
        ^------------------------------- AdamW step on the masters ---------------------------------'
 
 The masters drift inside their bf16 cells, so that updates below one unit in the last place add up instead of being
@@ -14,11 +14,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from stretto.model import served
+
 
 class MasterAdamW:
     """Owns masters and moments of `model`; rounding the masters into the model is its duty after each change."""
 
-    def __init__(self, model: nn.Module, betas: tuple[float, float], weight_decay: float) -> None:
+    def __init__(self, model: nn.Module, betas: tuple[float, float], weight_decay: float, dtype: str = "bf16") -> None:
+        """`dtype` is `weights.serve_dtype`."""
+        self._dtype = dtype
         named = dict(model.named_parameters())  # tied parameters appear once
         self.parameters = named
         self.masters = {name: parameter.detach().clone() for name, parameter in named.items()}
@@ -31,14 +35,20 @@ class MasterAdamW:
     @torch.no_grad()
     def round_into_model(self) -> None:
         for name, parameter in self.parameters.items():
-            parameter.copy_(self.masters[name].bfloat16())
+            parameter.copy_(self.rounded(name, self.masters[name]))
+
+    def rounded(self, name: str, tensor: Tensor) -> Tensor:
+        """What is served of a parameter that holds `tensor`."""
+        return served.rounded(name, tensor, self._dtype)
 
     @torch.no_grad()
     def follow_model(self) -> float:
         """The model was given other values: masters that round to something else take them. Returns their share."""
         changed = total = 0
         for name, parameter in self.parameters.items():
-            other = self.masters[name].bfloat16() != parameter.bfloat16()
+            other = self.rounded(name, self.masters[name]) != parameter.bfloat16()
+            if self._dtype == "fp8" and other.any():
+                other = torch.ones_like(other)  # what a value rounds to depends on the others of its block
             self.masters[name].copy_(torch.where(other, parameter, self.masters[name]))
             changed, total = changed + int(other.sum()), total + other.numel()
         self.round_into_model()
@@ -68,7 +78,7 @@ class MasterAdamW:
         self.round_into_model()
         for name, parameter in self.parameters.items():
             if not parameter.isfinite().all():
-                raise FloatingPointError(f"after the update {name} holds values that are not finite in bf16")
+                raise FloatingPointError(f"after the update {name} holds values that are not finite in {self._dtype}")
 
     def state(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, as flat tensors; before the first step there are no moments."""

@@ -1,6 +1,6 @@
 """From trained weights to a committed version, beside the next step.
 
-    trainer thread:      copy the bf16 values out ──▶ next batch, next step ...
+    trainer thread:      copy out what changed, ask the canary ──▶ next batch, next step ...
     publishing thread:              encode, upload, move HEAD ──▶ POST /trained ──▶ metrics
 
 The first start of the trainer begins a chain; a later one goes on with it, for which it must hold the very bits that
@@ -17,14 +17,21 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
+import torch
 
-from stretto.model.checkpoint import TOKENIZER_FILES, bf16_bits
+from stretto.model import served
+from stretto.model.attention import PackedCausal
+from stretto.model.checkpoint import TOKENIZER_FILES, named_tensors
+from stretto.model.logprobs import token_logprobs
+from stretto.model.spec import CONFIG
 from stretto.model.transformer import Transformer
+from stretto.records import Canary
 from stretto.trainer.client import Orchestrator
 from stretto.watch.metrics import Metrics
 from stretto.weights.publisher import Publisher
 from stretto.weights.store import Store
+
+CANARY_TOKENS = 24
 
 
 class Publishing:
@@ -38,9 +45,13 @@ class Publishing:
         anchor_every: int,
         orchestrator: Orchestrator,
         metrics: Metrics,
+        dtype: str = "bf16",
     ) -> None:
+        """`dtype` is `weights.serve_dtype`."""
         self.chain = ""
-        self._store, self._run, self._files, self._anchor_every = store, run, files, anchor_every
+        self._store, self._run, self._anchor_every, self._dtype = store, run, anchor_every, dtype
+        config = {name: served.config_of(data, dtype) for name, data in files.items() if name == CONFIG}
+        self._files = {**files, **config}
         self._publisher: Publisher | None = None
         self._orchestrator = orchestrator
         self._metrics = metrics
@@ -50,8 +61,12 @@ class Publishing:
     def first(self, model: Transformer, version: int) -> None:
         """Publish the version training starts from as the anchor of a new chain, and announce it. Blocks."""
         self.chain = new_chain(self._store, self._run)
-        self._publisher = Publisher(self._store, self.chain, self._files, self._anchor_every, self._metrics)
-        self._publish(version, bf16_bits(model))
+        args = (self._store, self.chain, self._files, self._anchor_every, self._metrics, self._tags(model))
+        self._publisher = Publisher(*args)
+        start = time.time()
+        self._publisher.submit(version, self._bits(model), canary=canary(model))
+        self._publisher.wait()
+        self._metrics.log("busy", start=start, end=time.time(), what="publish")
         self._orchestrator.set_version(version, self.chain)
 
     def go_on(self, model: Transformer, version: int, chain: str) -> None:
@@ -59,16 +74,18 @@ class Publishing:
 
         Raises Forked when the model is not that version, bit for bit.
         """
-        args = (self._store, chain, self._files, bf16_bits(model), self._anchor_every, self._metrics)
-        self._publisher = Publisher.go_on(*args)
+        args = (self._store, chain, self._files, self._bits(model), self._anchor_every, self._metrics)
+        self._publisher = Publisher.go_on(*args, tags=self._tags(model))
         self.chain = chain
         if version:
             self._orchestrator.trained(version - 1)
 
     def submit(self, model: Transformer, version: int) -> None:
-        """Copy out what the model holds as `version`, made by batch `version - 1`; the rest is background work."""
+        """Copy out what `version`, made by batch `version - 1`, has changed; the rest is background work."""
         self.wait()
-        self._pending = self._thread.submit(self._publish_and_commit, version, bf16_bits(model))
+        assert self._publisher is not None, "a chain is begun before versions are published"
+        self._publisher.submit(version, self._bits(model), canary=canary(model))
+        self._pending = self._thread.submit(self._commit, version)
 
     def wait(self) -> None:
         """Until the last submitted version is committed; raises what went wrong in the background, each time again."""
@@ -79,15 +96,28 @@ class Publishing:
     def close(self) -> None:
         self._thread.shutdown(wait=True)
 
-    def _publish_and_commit(self, version: int, tensors: dict[str, np.ndarray]) -> None:
-        self._publish(version, tensors)
+    def _commit(self, version: int) -> None:
+        assert self._publisher is not None
+        start = time.time()
+        self._publisher.wait()
+        self._metrics.log("busy", start=start, end=time.time(), what="publish")
         self._orchestrator.trained(version - 1)
 
-    def _publish(self, version: int, tensors: dict[str, np.ndarray]) -> None:
-        assert self._publisher is not None, "a chain is begun before versions are published"
-        start = time.time()
-        self._publisher.publish(version, tensors)
-        self._metrics.log("busy", start=start, end=time.time(), what="publish")
+    def _bits(self, model: Transformer) -> served.Bits:
+        return served.Bits(named_tensors(model), self._dtype)
+
+    def _tags(self, model: Transformer) -> dict[str, str]:
+        return served.tags(self._bits(model))
+
+
+@torch.no_grad()
+def canary(model: Transformer) -> Canary:
+    """What the trainer says of a few fixed tokens: whoever serves these weights must say the same."""
+    count = min(CANARY_TOKENS, model.spec.max_positions)
+    ids_T = torch.arange(1, count + 1) * 7919 % model.spec.vocab_size
+    hidden_TD = model(ids_T, torch.arange(count), PackedCausal([count])).hidden_TD
+    logprobs_N, _ = token_logprobs(model, hidden_TD[:-1], ids_T[1:], 1.0)
+    return Canary(ids=ids_T.tolist(), logprobs=logprobs_N.tolist())
 
 
 def new_chain(store: Store, run: str) -> str:

@@ -14,10 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from stretto.model import checkpoint as huggingface
+from stretto.model import served
 from stretto.model.transformer import Transformer
 from stretto.trainer.optimizer import MasterAdamW
 from stretto.watch.metrics import read
@@ -55,14 +53,10 @@ def take_published(store: Store, chain: str, model: Transformer, optimizer: Mast
     found = read_head(store, chain)
     assert found is not None, f"chain {chain} was there a moment ago"
     tensors = rebuild(store, found[0]).state.tensors
-    huggingface.load_named(model, {name: _values(array) for name, array in tensors.items()})
+    weights = [name for name in tensors if not name.endswith(served.SCALE)]
+    values = {name: served.values(name, tensors[name], tensors.get(name + served.SCALE)) for name in weights}
+    huggingface.load_named(model, values)
     return optimizer.follow_model()
-
-
-def _values(bits: np.ndarray) -> torch.Tensor:
-    if bits.dtype.itemsize == 2:
-        return torch.from_numpy(bits.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(bits.view(np.float32).copy())
 
 
 def logged_steps(metrics: Path) -> set[int]:

@@ -2,7 +2,7 @@
 
 The start serves `trainer.kl` as the reference. The moving average (PPO-EWMA: arXiv 2110.00641) serves as a reference
 that follows slowly, or as the proximal policy of a clip. A shadow costs a copy of the weights in fp32 and one more
-forward pass per step, without gradient; the model wears its weights meanwhile, rounded to bf16 as all weights are.
+forward pass per step, without gradient; the model wears its weights meanwhile, rounded as all served weights are.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Shadow:
         try:
             with torch.no_grad():
                 for name, parameter in optimizer.parameters.items():
-                    parameter.copy_(self._weights[name].bfloat16())
+                    parameter.copy_(optimizer.rounded(name, self._weights[name]))
                 yield
         finally:
             optimizer.round_into_model()

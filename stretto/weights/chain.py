@@ -26,6 +26,7 @@ from typing import Any
 import blake3
 import msgspec
 
+from stretto.records import Canary
 from stretto.weights.state import root
 from stretto.weights.store import Store
 
@@ -39,8 +40,8 @@ SKIP = 8
 """A skip delta spans so many versions."""
 
 SPARSE = 16
-"""Deltas that together reach 1/SPARSE of an anchor have no skip. Remembering what changed takes about six times their
-bytes, so this bounds that memory to well below half a copy of the weights."""
+"""Deltas that together reach 1/SPARSE of an anchor have no skip. The way back is remembered as deltas of that size, so
+this bounds its memory to as little."""
 
 Metadata = dict[str, str | int | float]
 
@@ -95,6 +96,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     elements: int = 0
     bytes_full: int = 0  # of all tensors, uncoded
     metadata: Metadata = {}
+    canary: Canary | None = None  # what engines must say under these weights
 
     @property
     def wanted(self) -> list[Blob]:

@@ -35,7 +35,7 @@ from stretto.weights import dense
 from stretto.weights.state import bits
 from stretto.weights.streams import CodecError, Reader, put_number
 
-FORMAT = 2
+FORMAT = 3
 """Version of the byte layout. A reader refuses any other by name."""
 
 CHUNK_BITS = 22
@@ -283,10 +283,12 @@ def _rice() -> ModuleType | None:
     return rice
 
 
-def warm_up() -> None:
-    """Compile (or load from numba's cache) the coders for bf16, so that the first version does not wait for it."""
-    old = np.arange(256, dtype=np.uint16)
-    apply(decode(old, encode(old, old + np.uint16(1), Tier.RICE), old.shape, old.dtype), old)
+def warm_up(*dtypes: str) -> None:
+    """Compile (or load from numba's cache) the coders for unsigned `dtypes`, by default bf16's bits, so that the first
+    version does not wait for it."""
+    for dtype in dtypes or ("uint16",):
+        old = np.arange(256).astype(dtype)
+        apply(decode(old, encode(old, old ^ old.dtype.type(1), Tier.RICE), old.shape, old.dtype), old)
 
 
 def _flat(array: np.ndarray) -> np.ndarray:

@@ -4,8 +4,7 @@
     reader:     bytes ──decode──▶ patches ──`hashes` of what they would make──▶ equal? ──▶ `write`, in place
 
 What a delta would make is hashed piece by piece, so that no second copy of the weights is needed to know that it is
-right, and a base is never written to before that. `Since` remembers what changed elements were at an earlier version:
-enough to make a skip delta from there, without a copy of that version.
+right, and a base is never written to before that. `Since` is the way back to an earlier version, for skip deltas.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import xxhash
 from stretto.weights import codec
 from stretto.weights.chain import TensorInfo
 from stretto.weights.codec import Patch
+from stretto.weights.patchfile import DENSE, Change
 
 FRAME_ELEMENTS = 1 << 22
 """Small tensors are coded together up to this size: an expert by itself is too little to learn statistics from."""
@@ -75,35 +75,39 @@ def threads_inside(elements: int) -> int:
 
 
 class Since:
-    """What the elements that changed since `version` were then, frame by frame: positions and values."""
+    """The way back to `version`, frame by frame: a delta from each version since to the one before, as small as those
+    that were published. Enough to make a skip delta, without a copy of that version."""
 
     def __init__(self, version: int, root: str) -> None:
         self.version, self.root = version, root
-        self._known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._steps: list[dict[int, bytes]] = []
+        self._noted: dict[int, bytes] = {}
 
     @property
     def nbytes(self) -> int:
-        return sum(where.nbytes + values.nbytes for where, values in self._known.values())
+        return sum(len(data) for step in self._steps for data in step.values())
 
-    def note(self, frame: int, old_N: np.ndarray, where: np.ndarray) -> None:
-        """Elements `where` (ascending) are about to change from what they are in `old_N`. Noting them twice, or ones
-        that then do not change, does no harm."""
-        where = where.astype(np.uint32 if old_N.size <= 1 << 32 else np.uint64)
-        known, values = self._known.get(frame, (where[:0], old_N[:0]))
-        fresh = where[~np.isin(where, known, assume_unique=True)]
-        if fresh.size:
-            at = np.searchsorted(known, fresh)
-            self._known[frame] = np.insert(known, at, fresh), np.insert(values, at, old_N[fresh])
+    def note(self, frame: int, old_N: np.ndarray, new_N: np.ndarray) -> None:
+        """A frame is about to change; so it has once `keep` is called, and not if `drop` is."""
+        self._noted[frame] = codec.encode(new_N, old_N, threads=threads_inside(old_N.size))
+
+    def keep(self) -> None:
+        self._steps.append(self._noted)
+        self._noted = {}
+
+    def drop(self) -> None:
+        self._noted = {}
 
     def forget(self) -> None:
-        self._known.clear()
+        self._steps.clear()
 
     def before(self, frame: int, now_N: np.ndarray) -> np.ndarray:
         """A frame as it was."""
         then_N = now_N.copy()
-        if frame in self._known:
-            where, values = self._known[frame]
-            then_N[where] = values
+        for step in reversed(self._steps):
+            if frame in step:
+                threads = threads_inside(then_N.size)
+                codec.apply(codec.decode(then_N, step[frame], then_N.shape, then_N.dtype, threads), then_N, threads)
         return then_N
 
 
@@ -142,6 +146,22 @@ def write(patches: Sequence[Patch], arrays: Sequence[np.ndarray]) -> None:
                 codec.apply([part], arrays[index])
 
 
+def changes(patches: Sequence[Patch], arrays: Sequence[np.ndarray], names: Sequence[str]) -> list[Change]:
+    """What `write` wrote into the tensors of these names; of tensors that are mostly new, the tensors themselves."""
+    found, end = [], 0
+    for name, array in zip(names, arrays, strict=True):
+        begin, end = end, end + array.size
+        parts = [part for patch in patches if (part := _cut(patch, begin, end)) is not None]
+        count = sum(part.values.size for part in parts)
+        if count * DENSE > array.size or (count and array.size > 1 << 32):
+            found.append(Change(name, None, array))
+        elif count:
+            where = [np.arange(p.start, p.stop) if p.positions is None else p.positions + p.start for p in parts]
+            positions = np.concatenate(where).astype(np.uint32)
+            found.append(Change(name, positions, np.concatenate([part.values for part in parts])))
+    return found
+
+
 def give_back() -> None:
     """Return to the system what was freed. glibc keeps the pages of arrays of a few MB that threads made and dropped;
     after some versions that is another copy of the weights."""
@@ -152,6 +172,8 @@ def give_back() -> None:
 def _cut(patch: Patch, begin: int, end: int) -> Patch | None:
     """The part of a patch for elements `begin` to `end`, counted from `begin`; None if there is none."""
     start, stop = max(begin, patch.start), min(end, patch.stop)
+    if start >= stop:
+        return None
     if patch.positions is None:
         values = patch.values[start - patch.start : stop - patch.start]
         return Patch(start - begin, stop - begin, None, values) if values.size else None

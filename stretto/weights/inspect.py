@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.weights import chain as chains
-from stretto.weights.chain import ChainError, Head, Metadata
+from stretto.weights.chain import ChainError, Head, Link, Metadata
 from stretto.weights.codec import CodecError
 from stretto.weights.rebuild import rebuild
 from stretto.weights.store import Store, write_file
@@ -54,16 +54,31 @@ def verify(store: Store, chain: str, version: int | None = None) -> list[str]:
         others = [other for other in head.links if other.version < link.version]
         try:
             manifest = chains.read_manifest(store, chain, link)
-            for blob in manifest.objects:
-                chains.fetch(store, blob)
             # A HEAD that knows no other way to this version.
             part = Head(
                 format=head.format, chain=chain, version=link.version, root=manifest.root, links=[*others, link]
             )
-            problems += [f"version {link.version}: {note}" for note in rebuild(store, part).notes]
+            notes = rebuild(store, part).notes
+            for blob in manifest.objects if not notes else ():  # also those that no reader needs
+                chains.fetch(store, blob)
+            problems += [f"version {link.version}: {note}" for note in notes]
         except (ChainError, CodecError) as error:
-            problems.append(f"version {link.version}: {error}")
+            problems.append(f"version {link.version}: {error}; {_remedy(head, link)}")
     return problems
+
+
+def _remedy(head: Head, broken: Link) -> str:
+    """What remains of a version one way to which is broken."""
+    others = [link for link in head.links if link is not broken and link.version <= broken.version]
+    try:
+        way = chains.plan(others, None, broken.version)
+    except ChainError:
+        return (
+            "no other way leads there: put the object back from a copy, or wait for the next anchor (a trainer that "
+            "starts anew writes one at once)"
+        )
+    names = ", ".join(f"{link.form} {link.version}" for link in way)
+    return f"readers take another way ({names}); put the object back from a copy to have this one again"
 
 
 def export(store: Store, chain: str, folder: Path, version: int | None = None) -> int:

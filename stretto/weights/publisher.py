@@ -5,13 +5,14 @@
     publisher.submit(1, tensors)                           delta, in the background; training goes on
     publisher.wait()                                       raises what went wrong
 
-The baseline of a delta is the bytes last published, never weights held elsewhere. Every delta is against it, so a
-publisher that falls behind drops the versions in between and sends one larger delta. What only late readers need (a
-new anchor, a skip delta) is added after HEAD has moved: nobody waits for it. A restarted trainer goes on with its chain
-if it holds the very bits that HEAD names (`go_on`), and takes a new chain id otherwise; nothing is ever overwritten.
+The baseline of a delta is the bytes last published, never weights held elsewhere (`baseline.py`). Every delta is
+against it, so a publisher that falls behind drops the versions in between and sends one larger delta. What only late
+readers need (a new anchor, a skip delta) is added after HEAD has moved: nobody waits for it. A restarted trainer goes
+on with its chain if it holds the very bits that HEAD names (`go_on`), and takes a new chain id otherwise; nothing is
+ever overwritten.
 
-Memory: the baseline, and the frames being encoded or the anchor's file being written. With `submit` also the tensors on
-their way, and one set that waits. Several ranks, each with the tensors it owns, publish together (`ranks.py`).
+Memory: the baseline, one copy of the weights; of versions on their way what changed; and the frames being encoded or
+the anchor's file being written. Several ranks, each with the tensors it owns, publish together (`ranks.py`).
 """
 
 from __future__ import annotations
@@ -21,42 +22,35 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
 import numpy as np
 
+from stretto.records import Canary
+from stretto.weights import baseline as baselines
 from stretto.weights import chain as chains
 from stretto.weights import codec, frames
-from stretto.weights.chain import Blob, ChainError, ChainLost, Frame, Head, Link, Manifest, Metadata, TensorInfo
+from stretto.weights.baseline import Baseline, Fresh, Given, NonFiniteError, Staged, check_successor
+from stretto.weights.chain import ChainError, ChainLost, Link, Manifest, Metadata, TensorInfo
 from stretto.weights.collect import collect
-from stretto.weights.frames import Since, group, in_order, join
+from stretto.weights.frames import Since, join
+from stretto.weights.patchfile import Change
 from stretto.weights.ranks import Alone
-from stretto.weights.state import bits, tensor_hash
 from stretto.weights.store import Store, StoreError
-from stretto.weights.tensorfile import count_nonfinite, default_tag, index, pack, shards
+from stretto.weights.writer import Whole, Writer
 
 if TYPE_CHECKING:
     from stretto.watch.metrics import Metrics
 
-OBJECT_BYTES = 64 << 20
-"""A delta object is closed when it holds so much, so that readers can fetch several at once."""
-
-ANCHOR_BYTES = 256 << 20
-"""An anchor's files hold so much each; a larger tensor is alone in its file."""
+__all__ = ["Forked", "NonFiniteError", "Published", "Publisher"]
 
 log = logging.getLogger(__name__)
 
-
-_Encode = Callable[[int, int, int], tuple[bytes, int]]
+_T = TypeVar("_T")
 
 
 class Forked(ChainError):
     """What this publisher holds is not what the chain's HEAD names: it must not write there."""
-
-
-class NonFiniteError(ValueError):
-    """The weights hold infinities or NaNs; such a version never appears."""
 
 
 @dataclass(frozen=True)
@@ -72,46 +66,14 @@ class Published:
 
 
 @dataclass(frozen=True)
-class _State:
-    """One version of the tensors that this rank owns, in the order of its layout."""
+class _Pending:
+    """A version that waits for the background: what differs from the baseline."""
 
     version: int
     layout: list[TensorInfo]
-    arrays: list[np.ndarray]
+    changes: list[Change | None]
     metadata: Metadata
-    ours: bool  # the arrays are a copy that nobody else writes to
-
-
-class _Tensors(msgspec.Struct, frozen=True):
-    """What one rank says about its tensors before anything is written."""
-
-    layout: list[TensorInfo]
-    hashes: bytes
-
-
-class _Part(msgspec.Struct, frozen=True):
-    """What one rank wrote for a version."""
-
-    objects: list[Blob]
-    frames: list[Frame] = []
-    changed: int = 0
-    files: dict[str, str] = {}  # of an anchor: tensor -> file
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """A version over all ranks."""
-
-    version: int
-    layout: list[TensorInfo]
-    hashes: list[bytes]
-    root: str
-    at: dict[str, int]  # tensor -> index in the layout
-    metadata: Metadata
-
-    @property
-    def nbytes(self) -> int:
-        return sum(_elements(info) * info.bits // 8 for info in self.layout)
+    canary: Canary | None
 
 
 class Publisher:
@@ -144,19 +106,17 @@ class Publisher:
                 "give a new chain id, a chain is never overwritten"
             )
         threading.Thread(target=codec.warm_up, name="codec", daemon=True).start()
-        self._store, self._chain, self._files = store, chain, dict(files)
-        self._anchor_every, self._metrics, self._tags = anchor_every, metrics, dict(tags or {})
         self._ranks = ranks or Alone()
-        self._layout_blob: Blob | None = None
-        self._baseline: _State | None = None
+        self._writer = Writer(store, chain, files, self._ranks)
+        self._anchor_every, self._metrics, self._tags = anchor_every, metrics, dict(tags or {})
+        self._baseline: Baseline | None = None
         self._root = ""  # of the baseline, over all ranks
-        self._since = Since(-1, "")  # what changed since the base of the next skip
+        self._since = Since(-1, "")  # the way back to the base of the next skip
         self._skipping = True
-        self._head: Head | None = None
-        self._head_tag: str | None = None
-        # The background: `_pending` is the newest state not yet begun; a newer one replaces it.
+        # The background: `_pending` is the newest version not yet begun; a newer one replaces it.
+        self._memory = threading.Lock()  # the baseline's tensors are written, or compared with
         self._changed = threading.Condition()
-        self._pending: _State | None = None
+        self._pending: _Pending | None = None
         self._busy = False
         self._error: Exception | None = None
         self._done: list[Published] = []
@@ -183,224 +143,178 @@ class Publisher:
         if found is None:
             raise Forked(f"there is no chain {chain} in {store.url}")
         publisher = cls(store, chain, files, anchor_every, metrics, tags, ranks, _new=False)
-        head, publisher._head_tag = found
-        state = publisher._snapshot(head.version, tensors, None, copy=True)
-        whole = publisher._whole(state)
+        head, writer = found[0], publisher._writer
+        layout, changes = publisher._compare(head.version, tensors)
+        baseline = _whole_copy(head.version, layout, changes)
+        whole = writer.whole(head.version, layout, baseline.arrays, {}, None)
         if whole.root != head.root:
             raise Forked(
                 f"version {head.version} as it was made again (fingerprint {whole.root[:16]}) is not the one that "
                 f"chain {chain} holds ({head.root[:16]})"
             )
-        publisher._layout_blob = publisher._write_layout(whole.layout)
-        publisher._baseline, publisher._root, publisher._head = state, head.root, head
+        writer.begin(whole.layout)
+        writer.head, writer.head_tag = found
+        publisher._baseline, publisher._root = baseline, head.root
         publisher._since = Since(head.version, head.root)
         return publisher
 
-    def publish(self, version: int, tensors: Mapping[str, np.ndarray], metadata: Metadata | None = None) -> Published:
+    def publish(
+        self,
+        version: int,
+        tensors: Mapping[str, np.ndarray],
+        metadata: Metadata | None = None,
+        canary: Canary | None = None,
+    ) -> Published:
         """Publish now; returns when HEAD shows the version. The tensors must not change until then.
 
         Raises NonFiniteError (nothing is published), ValueError (tensors differ in name, dtype or shape from the
         version before, or the version does not grow), ChainLost (another publisher), StoreError.
         """
-        state = self._snapshot(version, tensors, metadata, copy=False)
+        layout, arrays = self._checked(version, lambda: baselines.examine(version, tensors, self._tags))
         self.wait()
-        return self._publish(state)
+        old = self._baseline
+        if old is None:
+            first = Baseline(version, layout, [array.copy() for array in arrays])
+            return self._publish(version, layout, None, first, dict(metadata or {}), canary)
+        check_successor(old, version, layout)
+        return self._publish(version, layout, Given(old, arrays), old, dict(metadata or {}), canary)
 
-    def submit(self, version: int, tensors: Mapping[str, np.ndarray], metadata: Metadata | None = None) -> None:
-        """Publish in the background. The tensors are copied before this returns.
+    def submit(
+        self,
+        version: int,
+        tensors: Mapping[str, np.ndarray],
+        metadata: Metadata | None = None,
+        canary: Canary | None = None,
+    ) -> None:
+        """Publish in the background. What differs from the version before is copied before this returns; tensors are
+        taken out of the mapping one at a time.
 
         Raises what `publish` raises about the tensors at once, and any error of an earlier submission.
         """
-        state = self._snapshot(version, tensors, metadata, copy=True)
         with self._changed:
             self._raise_error()
-            self._pending = state
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="publisher", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+        with self._memory:
+            layout, changes = self._compare(version, tensors)
+            with self._changed:
+                self._raise_error()
+                self._pending = _Pending(version, layout, changes, dict(metadata or {}), canary)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name="publisher", daemon=True)
+                    self._thread.start()
+                self._changed.notify_all()
 
     def wait(self, seconds: float = 600.0) -> list[Published]:
         """Wait for the background; returns what it published since the last call. Raises its error, or TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._pending is None and not self._busy, seconds):
-                raise TimeoutError(f"{self._store.url} took no weights of chain {self._chain} in {seconds:g} s")
+                writer = self._writer
+                raise TimeoutError(f"{writer.store.url} took no weights of chain {writer.chain} in {seconds:g} s")
             self._raise_error()
             done, self._done = self._done, []
             return done
+
+    def _compare(self, version: int, tensors: Mapping[str, np.ndarray]) -> tuple[list[TensorInfo], list[Change | None]]:
+        old = self._baseline
+        return self._checked(version, lambda: baselines.compare(version, tensors, self._tags, old))
+
+    def _checked(self, version: int, look: Callable[[], _T]) -> _T:
+        """Look at a version's tensors; the other ranks hear at once that there is something wrong with them."""
+        try:
+            return look()
+        except ValueError as error:
+            self._ranks.fail(f"{version:06d}-tensors", str(error))
+            raise
 
     def _work(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._pending is not None)
-                state, self._pending, self._busy = self._pending, None, True
-            assert state is not None
+            with self._memory, self._changed:
+                pending, self._pending, self._busy = self._pending, None, True
+                assert pending is not None
             published, failure = None, None
             try:
-                published = self._publish(state)
+                published = self._take(pending)
             except Exception as error:  # belongs to whoever calls submit or wait next
                 failure = error
             with self._changed:
                 self._busy = False
                 self._error = self._error or failure
+                if failure is not None:
+                    self._pending = None  # it was compared with what did not come to be
                 if published is not None:
                     self._done.append(published)
                 self._changed.notify_all()
-            del state  # the baseline has what is needed of it
+            del pending
+            if failure is not None:
+                return
+
+    def _take(self, new: _Pending) -> Published:
+        old = self._baseline
+        if old is None:
+            first = _whole_copy(new.version, new.layout, new.changes)
+            return self._publish(new.version, new.layout, None, first, new.metadata, new.canary)
+        check_successor(old, new.version, new.layout)
+        with self._memory:
+            staged = Staged(old, new.changes)
+        new.changes.clear()
+        return self._publish(new.version, new.layout, staged, old, new.metadata, new.canary)
 
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _snapshot(
-        self, version: int, tensors: Mapping[str, np.ndarray], metadata: Metadata | None, copy: bool
-    ) -> _State:
-        """Check and order the tensors; with `copy`, they are the caller's to change afterwards."""
-        layout, arrays = [], []
-        try:
-            if not tensors:
-                raise ValueError(f"version {version} has no tensors")
-            for name in sorted(tensors):
-                array = tensors[name]
-                tag = self._tags.get(name) or default_tag(array)
-                bad = count_nonfinite(array, tag)
-                if bad:
-                    raise NonFiniteError(
-                        f"tensor {name} of version {version} has {bad} values that are infinite or NaN: not published"
-                    )
-                layout.append(TensorInfo(name, tag, array.dtype.itemsize * 8, tuple(array.shape)))
-                arrays.append(bits(np.array(array, order="C", copy=True) if copy else array))
-        except ValueError as error:
-            self._ranks.fail(f"{version:06d}-tensors", str(error))
-            raise
-        return _State(version, layout, arrays, dict(metadata or {}), copy)
-
-    def _publish(self, state: _State) -> Published:
+    def _publish(
+        self,
+        version: int,
+        layout: list[TensorInfo],
+        fresh: Fresh | None,
+        old: Baseline,
+        metadata: Metadata,
+        canary: Canary | None,
+    ) -> Published:
+        """A delta of `fresh` over `old`, or, where there is nothing `fresh`, the chain's first anchor of `old`."""
         started = time.monotonic()
-        if self._baseline is not None:
-            _check_successor(self._baseline, state)
-        whole = self._whole(state)
-        if self._baseline is None or self._head is None:
-            self._layout_blob = self._write_layout(whole.layout)
-            manifest = self._write_anchor(state, whole)
-        else:
-            manifest = self._write_delta(state, whole)
-        frames.give_back()
-        link = self._commit(manifest)
+        arrays = old.arrays if fresh is None else fresh.arrays
+        try:
+            whole = self._writer.whole(version, layout, arrays, metadata, canary)
+            if fresh is None:
+                self._writer.begin(whole.layout)
+                manifest = self._writer.anchor(layout, arrays, whole)
+            else:
+                manifest = self._delta(fresh, old, whole)
+            frames.give_back()
+            link = self._writer.commit(manifest)
+        except BaseException:
+            self._since.drop()
+            if fresh is not None:
+                with self._memory:
+                    fresh.reject()
+            raise
         published = self._report(manifest, link, started)
-        self._move_baseline(state, whole.root)
+        with self._memory:
+            if fresh is not None:
+                fresh.accept()
+            self._baseline, self._root = Baseline(version, layout, old.arrays), whole.root
+        self._since.keep()
+        if self._since.version < 0:
+            self._since = Since(version, whole.root)
         self._for_late_readers(whole)
         frames.give_back()
         return published
 
-    def _whole(self, state: _State) -> _Whole:
-        """What all ranks have of this version."""
-        hashes = b"".join(in_order(tensor_hash, state.arrays))
-        label = f"{state.version:06d}-tensors"
-        said = self._ranks.gather(label, msgspec.msgpack.encode(_Tensors(state.layout, hashes)))
-        found: dict[str, tuple[TensorInfo, bytes, int]] = {}
-        for rank, data in enumerate(said):
-            part = msgspec.msgpack.decode(data, type=_Tensors)
-            for number, info in enumerate(part.layout):
-                if info.name in found:
-                    raise ChainError(
-                        f"tensor {info.name} of version {state.version} was given by rank {found[info.name][2]} and "
-                        f"by rank {rank}: each tensor has one owner"
-                    )
-                found[info.name] = info, part.hashes[16 * number : 16 * number + 16], rank
-        if self._ranks.rank == 0:
-            self._ranks.clear(state.version)  # all ranks are here, so none waits for an older version
-        names = sorted(found)
-        layout, parts = [found[name][0] for name in names], [found[name][1] for name in names]
-        root = chains.layout_root(layout, parts)
-        return _Whole(state.version, layout, parts, root, {n: i for i, n in enumerate(names)}, state.metadata)
-
-    def _move_baseline(self, state: _State, root: str) -> None:
-        if state.ours:
-            self._baseline = state
-        elif self._baseline is None:
-            arrays = [array.copy() for array in state.arrays]
-            self._baseline = _State(state.version, state.layout, arrays, state.metadata, True)
-        else:
-            for ours, theirs in zip(self._baseline.arrays, state.arrays, strict=True):
-                np.copyto(ours, theirs)
-            self._baseline = _State(state.version, state.layout, self._baseline.arrays, state.metadata, True)
-        self._root = root
-        if self._since.version < 0:
-            self._since = Since(state.version, root)
-
-    def _for_late_readers(self, whole: _Whole) -> None:
-        """A skip delta or an anchor, when one is due; then delete what no reader needs any more."""
-        assert self._head is not None and self._baseline is not None
-        started, links = time.monotonic(), self._head.links
-        self._skipping = self._skipping and not chains.dense(links, self._since.version)
-        if not self._skipping:
-            self._since.forget()
-        if self._skipping and chains.skip_due(links, self._since.version):
-            manifest = self._write_skip(whole)
-            deltas = sum(link.bytes for link in links if link.version > self._since.version and link.form == "delta")
-            if sum(blob.size for blob in manifest.objects) < deltas:
-                self._report(manifest, self._commit(manifest), started)
-        if len([link for link in links if link.version > self._since.version and link.form == "delta"]) >= chains.SKIP:
-            self._since, self._skipping = Since(whole.version, whole.root), True
-        if chains.anchor_due(self._head.links, self._anchor_every):
-            started = time.monotonic()
-            manifest = self._write_anchor(self._baseline, whole)
-            self._report(manifest, self._commit(manifest), started)
-            if self._ranks.rank == 0:
-                self._collect()
-
-    def _collect(self) -> None:
-        try:
-            collect(self._store, self._chain)
-        except (ChainError, StoreError, OSError) as error:  # the next anchor's turn; nobody needs the room now
-            log.warning("old versions of chain %s were not deleted: %s", self._chain, error)
-            if self._metrics is not None:
-                self._metrics.log("event", text=f"old versions of chain {self._chain} were not deleted: {error}")
-
-    def _write_layout(self, layout: list[TensorInfo]) -> Blob:
-        data = chains.dump(layout)
-        return chains.write_new(self._store, f"{self._prefix}/layouts/{chains.digest(data)[:16]}.json", data)
-
-    def _write_anchor(self, state: _State, whole: _Whole) -> Manifest:
-        folder = f"{self._prefix}/anchors/{whole.version:06d}-{whole.root[:16]}"
-        arrays = {info.name: array for info, array in zip(state.layout, state.arrays, strict=True)}
-        tags = {info.name: info.tag for info in state.layout}
-        pieces = shards({name: array.nbytes for name, array in arrays.items()}, ANCHOR_BYTES)
-        single = self._ranks.world == 1 and len(pieces) == 1
-        objects: list[Blob] = []
-        files: dict[str, str] = {}
-        for number, names in enumerate(pieces):
-            file = chains.MODEL_FILE if single else f"model-{self._ranks.rank:05d}-{number:05d}.safetensors"
-            data = pack({name: arrays[name] for name in names}, tags)
-            objects.append(chains.write_new(self._store, f"{folder}/{file}", data))
-            files |= dict.fromkeys(names, file)
-        parts = self._parts(f"{whole.version:06d}-anchor", _Part(objects, files=files))
-        objects = [blob for part in parts for blob in part.objects]
-        if self._ranks.rank == 0:
-            beside = dict(self._files)
-            if not single:
-                everywhere = {name: file for part in parts for name, file in part.files.items()}
-                beside["model.safetensors.index.json"] = index(everywhere, whole.nbytes)
-            objects += [chains.write_new(self._store, f"{folder}/{name}", data) for name, data in beside.items()]
-        return self._manifest("anchor", None, "", whole, objects, [], sum(map(_elements, whole.layout)))
-
-    def _write_delta(self, state: _State, whole: _Whole) -> Manifest:
-        assert self._baseline is not None
-        old = self._baseline.arrays
-
+    def _delta(self, fresh: Fresh, old: Baseline, whole: Whole) -> Manifest:
         def one(number: int, first: int, last: int) -> tuple[bytes, int]:
-            old_N, new_N = join(old[first:last]), join(state.arrays[first:last])
-            where = np.flatnonzero(old_N != new_N)
-            if self._skipping:
-                self._since.note(number, old_N, where)
-            return codec.encode(old_N, new_N, threads=frames.threads_inside(old_N.size)), where.size
+            old_N, new_N = fresh.frame(first, last)
+            changed = int(np.count_nonzero(old_N != new_N))
+            if self._skipping and changed:
+                self._since.note(number, old_N, new_N)
+            return codec.encode(old_N, new_N, threads=frames.threads_inside(old_N.size)), changed
 
-        return self._write_frames("delta", self._baseline.version, self._root, whole, state, one)
+        return self._writer.delta("delta", old.version, self._root, whole, old.layout, one)
 
-    def _write_skip(self, whole: _Whole) -> Manifest:
-        assert self._baseline is not None and self._head is not None
-        now, base = self._baseline, self._since
+    def _skip(self, now: Baseline, whole: Whole) -> Manifest:
+        base = self._since
 
         def one(number: int, first: int, last: int) -> tuple[bytes, int]:
             now_N = join(now.arrays[first:last])
@@ -408,102 +322,38 @@ class Publisher:
             changed = int(np.count_nonzero(then_N != now_N))
             return codec.encode(then_N, now_N, threads=frames.threads_inside(now_N.size)), changed
 
-        return self._write_frames("skip", base.version, base.root, whole, now, one)
+        return self._writer.delta("skip", base.version, base.root, whole, now.layout, one)
 
-    def _write_frames(
-        self, kind: str, parent: int, parent_root: str, whole: _Whole, state: _State, encode: _Encode
-    ) -> Manifest:
-        """Objects of a delta; `encode` gives the bytes of a frame and how many of its elements changed."""
-        name = f"{whole.version:06d}-from-{parent:06d}-{whole.root[:16]}"
-        own = "" if self._ranks.world == 1 else f"{self._ranks.rank}-"
-        objects: list[Blob] = []
-        coded: list[Frame] = []
-        body = bytearray()
-        changed = 0
+    def _for_late_readers(self, whole: Whole) -> None:
+        """A skip delta or an anchor, when one is due; then delete what no reader needs any more."""
+        writer, now = self._writer, self._baseline
+        assert writer.head is not None and now is not None
+        started, links = time.monotonic(), writer.head.links
+        self._skipping = self._skipping and not chains.dense(links, self._since.version)
+        if not self._skipping:
+            self._since.forget()
+        if self._skipping and chains.skip_due(links, self._since.version):
+            manifest = self._skip(now, whole)
+            deltas = sum(link.bytes for link in links if link.version > self._since.version and link.form == "delta")
+            if sum(blob.size for blob in manifest.objects) < deltas:
+                self._report(manifest, writer.commit(manifest), started)
+        if len([link for link in links if link.version > self._since.version and link.form == "delta"]) >= chains.SKIP:
+            self._since, self._skipping = Since(whole.version, whole.root), True
+        if chains.anchor_due(writer.head.links, self._anchor_every):
+            started = time.monotonic()
+            manifest = writer.anchor(now.layout, now.arrays, whole)
+            self._report(manifest, writer.commit(manifest), started)
+            if self._ranks.rank == 0:
+                self._collect()
 
-        def close() -> None:
-            key = f"{self._prefix}/deltas/{name}/{own}{len(objects)}"
-            objects.append(chains.write_new(self._store, key, bytes(body)))
-            body.clear()
-
-        ranges = group(state.layout)
-        results = in_order(lambda item: encode(item[0], *item[1]), enumerate(ranges))
-        for (first, last), (data, count) in zip(ranges, results, strict=True):
-            changed += count
-            tensors = tuple(whole.at[info.name] for info in state.layout[first:last])
-            coded.append(Frame(len(objects), len(body), len(data), tensors))
-            body += data
-            if len(body) >= OBJECT_BYTES:
-                close()
-        if body:
-            close()
-        parts = self._parts(f"{whole.version:06d}-{kind}", _Part(objects, coded, changed))
-        objects, coded, changed = [], [], 0
-        for part in parts:
-            coded += [Frame(len(objects) + f.blob, f.start, f.size, f.tensors) for f in part.frames]
-            objects += part.objects
-            changed += part.changed
-        return self._manifest(kind, parent, parent_root, whole, objects, coded, changed)
-
-    def _parts(self, label: str, mine: _Part) -> list[_Part]:
-        """Everything that is written: only when all of it is, rank 0 goes on to the manifest."""
-        said = self._ranks.gather(label, msgspec.msgpack.encode(mine))
-        return [msgspec.msgpack.decode(data, type=_Part) for data in said]
-
-    def _manifest(
-        self,
-        kind: str,
-        parent: int | None,
-        parent_root: str,
-        whole: _Whole,
-        objects: list[Blob],
-        coded: list[Frame],
-        changed: int,
-    ) -> Manifest:
-        assert self._layout_blob is not None
-        return Manifest(
-            format=chains.FORMAT,
-            chain=self._chain,
-            version=whole.version,
-            kind=kind,
-            parent=parent,
-            parent_root=parent_root or None,
-            root=whole.root,
-            layout=self._layout_blob,
-            hashes=b"".join(whole.hashes),
-            objects=objects,
-            frames=coded,
-            changed=changed,
-            elements=sum(map(_elements, whole.layout)),
-            bytes_full=whole.nbytes,
-            metadata=whole.metadata,
-        )
-
-    def _commit(self, manifest: Manifest) -> Link:
-        """Manifest, then HEAD, by rank 0; the other ranks learn of it."""
-        data = None
-        if self._ranks.rank == 0:
-            self._move_head(manifest.version, manifest.root, self._write_manifest(manifest))
-            assert self._head is not None
-            data = chains.dump(self._head)
-        label = f"{manifest.version:06d}-{manifest.kind}-head"
-        head: Head = chains.parse(self._ranks.share(label, data), Head, label)
-        self._head = head
-        return head.links[-1]
-
-    def _write_manifest(self, manifest: Manifest) -> Link:
-        data = chains.dump(manifest)
-        origin = "anchor" if manifest.parent is None else f"from-{manifest.parent:06d}"
-        key = f"{self._prefix}/manifests/{manifest.version:06d}-{origin}-{chains.digest(data)[:16]}.json"
-        blob = chains.write_new(self._store, key, data)
-        size = blob.size + sum(wanted.size for wanted in manifest.wanted)
-        return Link(manifest.version, manifest.parent, size, blob, manifest.kind == "skip")
-
-    def _move_head(self, version: int, root: str, link: Link) -> None:
-        links = chains.recent([*(self._head.links if self._head else []), link])
-        head = Head(format=chains.FORMAT, chain=self._chain, version=version, root=root, links=links)
-        self._head_tag = chains.move_head(self._store, head, self._head_tag)
-        self._head = head
+    def _collect(self) -> None:
+        writer = self._writer
+        try:
+            collect(writer.store, writer.chain)
+        except (ChainError, StoreError, OSError) as error:  # the next anchor's turn; nobody needs the room now
+            log.warning("old versions of chain %s were not deleted: %s", writer.chain, error)
+            if self._metrics is not None:
+                self._metrics.log("event", text=f"old versions of chain {writer.chain} were not deleted: {error}")
 
     def _report(self, manifest: Manifest, link: Link, started: float) -> Published:
         published = Published(
@@ -518,28 +368,11 @@ class Publisher:
             self._metrics.log("publish", **asdict(published))
         return published
 
-    @property
-    def _prefix(self) -> str:
-        return f"weights/{self._chain}"
 
-
-def _elements(info: TensorInfo) -> int:
-    return int(np.prod(info.shape, dtype=np.int64))
-
-
-def _check_successor(old: _State, new: _State) -> None:
-    if new.version <= old.version:
-        raise ValueError(f"version {new.version} cannot follow version {old.version}: versions grow")
-    if new.layout == old.layout:
-        return
-    before, after = {info.name: info for info in old.layout}, {info.name: info for info in new.layout}
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            raise ValueError(
-                f"tensor {name} was {_describe(before.get(name))} in version {old.version} and is "
-                f"{_describe(after.get(name))} in version {new.version}: start a new chain when the model changes"
-            )
-
-
-def _describe(info: TensorInfo | None) -> str:
-    return "absent" if info is None else f"{info.tag} {list(info.shape)}"
+def _whole_copy(version: int, layout: list[TensorInfo], changes: list[Change | None]) -> Baseline:
+    """A baseline of changes that are all whole tensors, which it takes over."""
+    arrays = [
+        change.values.reshape(info.shape) if change is not None else np.zeros(info.shape, f"<u{info.bits // 8}")
+        for info, change in zip(layout, changes, strict=True)
+    ]
+    return Baseline(version, layout, arrays)

@@ -7,7 +7,8 @@ Every tensor's hash is checked before anything is written, so a delta on a wrong
 coder can't get further than here, and a base is one whole version at any time. Whatever fails is left out and the next
 cheapest path is tried (deltas, skips, anchors); each detour is reported in a sentence.
 
-Memory beside the base: a delta's bytes and patches and a few frames; for an anchor, the new tensors and a few files.
+Memory beside the base: a delta's bytes and patches and a few frames. A base is let go before an anchor takes its place,
+of which there are the tensors and a few files. The patches remain as `changes`, for engines that hold the base.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from stretto.records import Canary
 from stretto.weights import chain as chains
 from stretto.weights import codec, frames
 from stretto.weights.chain import Blob, ChainError, Frame, Head, Link, Manifest, TensorInfo
 from stretto.weights.codec import CodecError, Patch
 from stretto.weights.frames import in_order, join
+from stretto.weights.patchfile import Change
 from stretto.weights.state import tensor_hash
-from stretto.weights.store import Store
+from stretto.weights.store import Store, StoreError
 from stretto.weights.tensorfile import unpack
 
 DOWNLOADS = 4
@@ -52,6 +55,9 @@ class Rebuilt:
     write_seconds: float = 0.0  # of apply_seconds: writing decoded deltas in place
     path: list[str] = field(default_factory=list)  # "anchor 0", "delta 1", "skip 8": what was followed
     notes: list[str] = field(default_factory=list)  # what went wrong on the way, for people
+    parent: str = ""  # root that `changes` start from: the base's; empty if the way was another
+    changes: list[Change] = field(default_factory=list)
+    canary: Canary | None = None
 
 
 class Mismatch(ChainError):
@@ -59,19 +65,27 @@ class Mismatch(ChainError):
 
 
 def rebuild(
-    store: Store, head: Head, base: State | None = None, reached: Callable[[State], object] = lambda state: None
+    store: Store,
+    head: Head,
+    base: State | None = None,
+    reached: Callable[[State], object] = lambda state: None,
+    dropped: Callable[[], object] = lambda: None,
 ) -> Rebuilt:
     """The state of `head`, from `base` if that is cheaper or from an anchor. The arrays of `base` are taken over:
-    deltas are written into them. `reached` is told each version on the way: what they hold if this raises.
+    deltas are written into them, and before an anchor is fetched they are let go, which `dropped` is told. `reached` is
+    told each version on the way: what is held if this raises.
 
     Raises ChainError with every reason if no path works, StoreError if the store itself fails.
     """
     links = list(head.links)
-    result = Rebuilt(base or State(-1, "", {}, {}))
+    result = Rebuilt(base or State(-1, "", {}, {}), parent=base.root if base else "")
     trusted = False  # the base was made here, from verified bytes
+    held = base
     while True:
         if base is not None and base.root == head.root:
             result.state = replace(base, version=head.version)
+            if not result.path:
+                result.canary = _canary(store, head, result)
             return result
         try:
             path = chains.plan(links, None if base is None else base.version, head.version)
@@ -85,8 +99,12 @@ def rebuild(
             base = None
             continue
         link = path[0]
+        if link.parent is None and held is not None:
+            held.tensors.clear()  # whoever holds it: memory has room for one more copy, not for two
+            base = held = None
+            dropped()
         try:
-            base = _step(store, head.chain, link, base, result)
+            base = held = _step(store, head.chain, link, base, result)
             frames.give_back()
             trusted = True
             reached(base)
@@ -118,10 +136,11 @@ def _step(store: Store, chain: str, link: Link, base: State | None, result: Rebu
     hashes = _hashes(manifest, layout)
     if link.parent is None:
         waited, tensors, tags = _anchor(store, manifest, layout, hashes)
-        result.form = "anchor"
+        result.form, result.parent, result.changes = "anchor", "", []
     else:
         assert base is not None
         waited, tensors, tags = _delta(store, manifest, layout, hashes, base, result)
+    result.canary = manifest.canary
     result.bytes += link.bytes
     result.fetch_seconds += waited
     result.apply_seconds += time.monotonic() - started - waited
@@ -180,7 +199,8 @@ def _delta(
     if sorted(number for frame in manifest.frames for number in frame.tensors) != list(range(len(layout))):
         raise Mismatch(f"the frames of version {manifest.version} are not one for each tensor")
     started = time.monotonic()
-    blobs = list(in_order(lambda blob: chains.fetch(store, blob), manifest.wanted, DOWNLOADS))
+    numbers = range(len(manifest.objects))
+    blobs = list(in_order(lambda number: _fetch(store, manifest, layout, number), numbers, DOWNLOADS))
     waited = time.monotonic() - started
 
     def one(frame: Frame) -> list[Patch]:
@@ -203,10 +223,39 @@ def _delta(
     decoded = list(in_order(one, manifest.frames))
     blobs.clear()
     started = time.monotonic()
-    for frame, patches in zip(manifest.frames, decoded, strict=True):
-        frames.write(patches, [base.tensors[layout[number].name] for number in frame.tensors])
-    result.write_seconds += time.monotonic() - started
+    for number, frame in enumerate(manifest.frames):
+        patches, decoded[number] = decoded[number], []
+        names = [layout[index].name for index in frame.tensors]
+        arrays = [base.tensors[name] for name in names]
+        frames.write(patches, arrays)
+        result.write_seconds += time.monotonic() - started
+        result.changes += frames.changes(patches, arrays, names) if result.parent else []
+        started = time.monotonic()
+    if 2 * sum(change.nbytes for change in result.changes) > manifest.bytes_full:
+        result.parent, result.changes = "", []  # a whole file costs no more
     return waited, base.tensors, base.tags
+
+
+def _fetch(store: Store, manifest: Manifest, layout: list[TensorInfo], number: int) -> bytes:
+    """An object of a delta; the error says which tensors it holds."""
+    try:
+        return chains.fetch(store, manifest.objects[number])
+    except ChainError as error:
+        inside = [layout[index].name for frame in manifest.frames if frame.blob == number for index in frame.tensors]
+        which = f"tensors {inside[0]} to {inside[-1]}" if inside else "no tensor"
+        raise ChainError(f"{error} (it holds {which})") from error
+
+
+def _canary(store: Store, head: Head, result: Rebuilt) -> Canary | None:
+    """Of a version that was there already."""
+    link = next((link for link in head.links if link.version == head.version), None)
+    if link is None:
+        return None
+    try:
+        return chains.read_manifest(store, head.chain, link).canary
+    except (ChainError, StoreError) as error:
+        result.notes.append(f"version {head.version} goes without its canary: {error}")
+        return None
 
 
 def _not_published(info: TensorInfo, manifest: Manifest) -> Mismatch:

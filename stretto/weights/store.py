@@ -15,6 +15,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,19 @@ PARTIAL = ".partial"
 
 REQUEST_TIME = "30m"
 """The longest that one object may take on its way, to or from a remote store."""
+
+SILENCE = "8s"
+"""A remote store that sends nothing for so long is asked again ..."""
+
+RETRY_TIME = timedelta(seconds=12)
+"""... until so much time has gone: whoever waits hears of it within half a minute, and no thread hangs for longer."""
+
+LARGE = 1 << 20
+"""Objects of so many bytes are on their way out for a while, and the store is silent meanwhile."""
+
+
+_ENDPOINTS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3")
+"""Options, and in capitals variables, that name a store's address."""
 
 
 class StoreError(RuntimeError):
@@ -204,25 +218,34 @@ class _Remote:
         self.outdated = (PreconditionError, NotFoundError, FileNotFoundError)
         self.unchanged = NotModifiedError
         self.error = BaseError
-        # The library's 30 s would end a large object on a slow link; whoever waits has a deadline of their own.
-        client = {"timeout": REQUEST_TIME, "connect_timeout": "10s"} | dict(options.pop("client_options", {}))
-        if url.startswith("http://"):
+        # The library's 30 s would end a large object on a slow link, and its 3 minutes of retries hold up a process.
+        client = {"timeout": REQUEST_TIME, "connect_timeout": "5s"} | dict(options.pop("client_options", {}))
+        retry = {"retry_timeout": RETRY_TIME} | dict(options.pop("retry_config", {}))
+        places = [
+            url,
+            *(str(options.get(name, "")) for name in _ENDPOINTS),
+            *map(os.environ.get, map(str.upper, _ENDPOINTS)),
+        ]
+        if any(place and place.startswith("http://") for place in places):  # asked for by name
             client["allow_http"] = True
+        brisk, patient = options, options
         if not url.startswith("memory:"):
-            options["client_options"] = client
+            patient = options | {"client_options": client, "retry_config": retry}
+            brisk = options | {"client_options": {"read_timeout": SILENCE} | client, "retry_config": retry}
         try:
-            self.store: Any = from_url(url, **options)
+            self.store: Any = from_url(url, **brisk)
+            self.upload: Any = self.store if url.startswith("memory:") else from_url(url, **patient)
         except (BaseError, ValueError) as error:
             raise StoreError(f"cannot open the store {url}: {_first_line(error)}") from error
 
     def put(self, key: str, data: bytes) -> None:
         with self._named("write", key):
-            self.api.put(self.store, key, data)
+            self.api.put(self._for(data), key, data)
 
     def put_new(self, key: str, data: bytes) -> bool:
         try:
             with self._named("create", key):
-                self.api.put(self.store, key, data, mode="create")
+                self.api.put(self._for(data), key, data, mode="create")
         except self.exists_already:
             return False
         return True
@@ -255,6 +278,9 @@ class _Remote:
         except (*self.exists_already, *self.outdated):
             return None
         return result["e_tag"]
+
+    def _for(self, data: bytes) -> Any:
+        return self.upload if len(data) >= LARGE else self.store
 
     def exists(self, key: str) -> bool:
         try:

@@ -42,7 +42,7 @@ class Fake:
         self.scheduler = Scheduler(slots, max_tokens, prefill, VOCAB, Routes(LAYERS, PER_TOKEN, 200))
         self.kv = np.zeros((slots, max_tokens), np.int64)
         self.made_by = np.full((slots, max_tokens), -1)
-        self.version = 0
+        self.version = self.oldest = 0  # the live weights; the oldest ones whose rows may be looked at
         self.computed = 0
         self.passes = 0
         self.ended: dict[int, Ended] = {}
@@ -58,9 +58,10 @@ class Fake:
         self.scheduler.submit(Job(self._key, request, seed=0, stream=stream))
         return self._key
 
-    def swap(self) -> None:
+    def swap(self, recompute: bool = False) -> None:
         self.version += 1
-        self.scheduler.swapped()
+        self.oldest = self.version if recompute else self.oldest
+        self.scheduler.swapped(recompute)
 
     def step(self) -> bool:
         plan = self.scheduler.plan()
@@ -76,6 +77,7 @@ class Fake:
             ids = slots.ids_SM[slot, : position + 1]
             for before in range(position):  # every row this one looks at is a row of these very ids
                 assert self.kv[slot, before] == digest(ids[: before + 1], self.made_by[slot, before])
+                assert self.made_by[slot, before] >= self.oldest
             self.kv[slot, position] = digest(ids, self.version)
             self.made_by[slot, position] = self.version
         for source, slot, rows in plan.twins:
@@ -267,6 +269,51 @@ def test_ENG_13_a_token_keeps_the_version_of_its_pass():
     assert np.frombuffer(fake.response(key).versions, "<i4").tolist() == [0, 0, 1, 1, 1, 2]
 
 
+def test_ENG_14_recomputing_changes_nothing_that_was_recorded():
+    """Keys are made again before the next token; ids, log-probs, versions and routes stay those of the first pass."""
+    fake = Fake()
+    key = fake.submit(ids(0, 20), tokens=6, session="a")
+    for _ in range(3):
+        fake.step()
+    fake.swap(recompute=True)
+    before = fake.computed
+    fake.step()
+    assert fake.computed == before + 20 + 3  # all there was, and the last token's own row
+    fake.run()
+    response = fake.response(key)
+    check(ids(0, 20), response)
+    assert np.frombuffer(response.versions, "<i4").tolist() == [0] * 3 + [1] * 3
+    rows = response.routes.open(np.array(ids(0, 20) + response.ids[:-1], "<i4"), (LAYERS, PER_TOKEN), 8)
+    made_by = [0] * 22 + [1] * 3
+    whole = ids(0, 20) + response.ids
+    assert rows[:, 0, 0].tolist() == [digest(whole[: n + 1], version) % 200 for n, version in enumerate(made_by)]
+    fake.swap(recompute=True)  # idle sessions too
+    history = whole + ids(5, 3)
+    key = fake.submit(history, tokens=2, session="a", routes_from=25)
+    fake.run()
+    assert fake.response(key).cached == 0
+    check(history, fake.response(key), 2)
+    other = fake.submit(history, tokens=2)  # nobody else uses keys whose routes are of another pass
+    fake.run()
+    check(history, fake.response(other), 2)
+
+
+def test_while_holding_nothing_new_begins():
+    fake = Fake()
+    first = fake.submit(ids(0, 10), tokens=8)
+    fake.step()
+    fake.scheduler.holding = True
+    second = fake.submit(ids(1, 10), tokens=2)
+    while fake.step():
+        pass
+    assert list(fake.ended) == [first]
+    fake.swap()
+    fake.scheduler.holding = False
+    fake.run()
+    check(ids(0, 10), fake.response(first), 0)
+    check(ids(1, 10), fake.response(second), 1)
+
+
 def test_RPL_6_a_prefix_hit_brings_the_rows_of_the_pass_that_made_its_keys():
     fake = Fake(slots=3)
     prompt = ids(0, 40)
@@ -396,7 +443,8 @@ def test_a_request_for_a_stop_token_outside_the_vocabulary_is_refused():
 
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["new", "new", "turn", "turn", "step", "step", "swap", "abort", "release"]), st.integers(0, 5)
+        st.sampled_from(["new", "new", "turn", "turn", "step", "step", "swap", "recompute", "abort", "release"]),
+        st.integers(0, 5),
     ),
     min_size=5,
     max_size=60,
@@ -428,8 +476,8 @@ def test_ENG_14_ENG_15_any_order_of_events_gives_right_answers(actions, slots, p
                 asked[turn_of[session]] = (history, fake.version)
         elif action == "step":
             fake.step()
-        elif action == "swap":
-            fake.swap()
+        elif action in ("swap", "recompute"):
+            fake.swap(action == "recompute")
         elif action == "abort" and asked:
             if (ended := fake.scheduler.abort(list(asked)[n % len(asked)])) is not None:
                 fake.take(ended)

@@ -169,6 +169,6 @@ def test_update_body_is_checked(served):
             session.post(f"{served}/update_weights", json={"version": 1}) as answer,
         ):
             assert answer.status == 400
-            assert "path" in (await answer.json())["error"]
+            assert "fingerprint" in (await answer.json())["error"]
 
     asyncio.run(run())

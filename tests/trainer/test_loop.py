@@ -24,11 +24,11 @@ import pytest
 
 from stretto.config import Config, dump, parse
 from stretto.model import checkpoint as huggingface
+from stretto.model.checkpoint import bf16_bits
 from stretto.records import PAUSED_HEADER, Batch, Trained, decode, encode
 from stretto.trainer.checkpoint import CheckpointError
 from stretto.trainer.client import OrchestratorError
 from stretto.trainer.loop import TrainerError, train
-from stretto.trainer.publishing import bf16_bits
 from stretto.trainer.samples import BatchError
 from stretto.watch.metrics import read
 from stretto.weights.chain import read_head

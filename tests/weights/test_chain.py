@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -145,7 +146,7 @@ def test_WGT_3_a_wrong_base_is_refused_and_an_anchor_fetched(store: Store, model
     other = step(model, 99)
     reasons = {0: "the delta to version 1 was made from root", 1: "version 1 here is not the one of chain run-0"}
     for version, reason in reasons.items():
-        wrong = State(version, fingerprint(other), other, dict.fromkeys(other, "BF16"))
+        wrong = State(version, fingerprint(other), dict(other), dict.fromkeys(other, "BF16"))
         before = fingerprint(other)
         built = rebuild(store, head_of(store), wrong)
         assert built.form == "anchor" and same(built.state, newer)
@@ -234,7 +235,7 @@ def test_a_coder_that_errs_does_not_get_through(
         patch.setattr(codec, "encode", lambda old, new, **options: encode(old, new ^ new.dtype.type(1), **options))
         publisher.publish(1, step(model, 1))
     with pytest.raises(ChainError, match=r"tensor embed.weight of version 1 has not the bits that were published"):
-        rebuild(store, head_of(store), state)
+        rebuild(store, head_of(store), replace(state, tensors=dict(state.tensors)))  # its arrays are not written to
     assert same(state, model)
 
 

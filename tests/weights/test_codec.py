@@ -103,7 +103,7 @@ def test_a_base_that_does_not_help_costs_no_more_than_none() -> None:
 def test_unknown_format_and_tier_are_refused_by_name() -> None:
     old = np.arange(100, dtype=np.uint16)
     data = bytearray(encode(old, old + 1))
-    with pytest.raises(CodecError, match="delta has format 9, this program reads 2"):
+    with pytest.raises(CodecError, match="delta has format 9, this program reads 3"):
         decode(old, bytes([9]) + data[1:], old.shape, old.dtype)
     data[4] = 77
     with pytest.raises(CodecError, match=r"coding tier 77, this program knows 0 \(same\), 1 \(rice\)"):

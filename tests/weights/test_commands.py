@@ -11,7 +11,7 @@ import torch
 from stretto.cli import main
 from stretto.config import ModelConfig
 from stretto.trainer.publishing import companion_files
-from stretto.weights import publisher as module
+from stretto.weights import writer as module
 from stretto.weights.publisher import Publisher
 from stretto.weights.readers import Lease
 from stretto.weights.store import Store

@@ -67,7 +67,7 @@ while killed:
     point += 1
     if os.fork() == 0:
         shutil.copytree(root / "before", root / f"{point:03d}")
-        publisher._store = Store(root / f"{point:03d}")
+        publisher._writer.store = Store(root / f"{point:03d}")
         kill_at(point)
         publisher.publish(1, NEW)
         os._exit(0)

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -282,3 +287,35 @@ def test_WGT_7_a_dirty_folder_is_harmless(tmp_path: Path, model: Tensors, step: 
     head, first = _chain(store, model, step, 3)
     assert rebuild(store, head, _copy(first)).state.root == rebuild(store, head).state.root == head.root
     assert inspect.verify(store, "run-0") == []
+
+
+LEAVING = """
+import logging, sys
+from pathlib import Path
+from stretto.config import WeightsConfig
+from stretto.weights.follower import follow
+logging.basicConfig()
+follow(sys.argv[1], "run-0", "a", [], None, Path(sys.argv[2]), WeightsConfig(), None)
+"""
+
+
+def test_a_follower_leaves_a_store_that_does_not_answer(tmp_path: Path) -> None:
+    """It listens and says nothing: SIGTERM ends the follower within seconds, not after all retries."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment = os.environ | {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us"}
+        environment |= {"AWS_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}", "AWS_ALLOW_HTTP": "true"}
+        command = [sys.executable, "-c", LEAVING, "s3://bucket/runs", str(tmp_path / "cache")]
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        try:
+            silent.settimeout(30)
+            connection, _ = silent.accept()  # it has asked
+            time.sleep(0.2)
+            process.send_signal(signal.SIGTERM)
+            begun = time.monotonic()
+            _, said = process.communicate(timeout=40)
+            connection.close()
+        finally:
+            process.kill()
+    assert time.monotonic() - begun < 15
+    assert process.returncode == 0
+    assert "the store has not answered yet: going without" in said

@@ -20,7 +20,7 @@ from aiohttp.test_utils import TestServer
 from stretto.config import WeightsConfig
 from stretto.records import EngineStatus, decode
 from stretto.watch.metrics import Metrics, read
-from stretto.weights import follower as module
+from stretto.weights import cluster, complaints, follower, patchfile, peers
 from stretto.weights.follower import Follower
 from stretto.weights.publisher import Publisher
 from stretto.weights.state import fingerprint
@@ -39,6 +39,8 @@ class Engine:
         self.fingerprint = ""
         self.tensors: Tensors = {}
         self.updates = 0
+        self.orders: list[dict] = []  # those that were not refused at once
+        self.patches = True
         self.before_load: Callable[[Path], object] = lambda path: None
         self.deaf = False  # says yes and does nothing
         self.hang = asyncio.Event()
@@ -57,7 +59,15 @@ class Engine:
         self.updates += 1
         await self.hang.wait()
         self.before_load(Path(order["path"]))
-        tensors, _ = unpack(Path(order["path"]).read_bytes())
+        if order["parent"] and (not self.patches or order["parent"] != self.fingerprint):
+            return web.json_response({"error": "that patch is for others"}, status=412)
+        self.orders.append(order)
+        if order["parent"]:
+            tensors = {name: array.copy() for name, array in self.tensors.items()}
+            for change in patchfile.load(Path(order["path"]), {name: array.size for name, array in tensors.items()}):
+                change.write(tensors[change.name])
+        else:
+            tensors, _ = unpack(Path(order["path"]).read_bytes())
         if fingerprint(tensors) != order["fingerprint"]:
             return web.json_response({"error": "the file has another fingerprint"}, status=409)
         if not self.deaf:
@@ -97,26 +107,27 @@ class World:
         self.engine, self.second = engines
         self.engines, self.desk = [self.engine], desk  # a cluster of one, unless a test adds the second
         self.publisher = Publisher(self.store, "run-0", {"config.json": b"{}"}, anchor_every=4)
+        self.config = WeightsConfig(poll_seconds=0.01, drain_seconds=0.0)
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[Follower]:
         stop = asyncio.Event()
         with Metrics(self.log, "follower-a") as metrics:
             async with aiohttp.ClientSession() as session:
-                follower = Follower(
+                one = Follower(
                     self.store,
                     "run-0",
                     "a",
                     [engine.url for engine in self.engines],
                     str(self.desk.server.make_url("")),
                     self.cache,
-                    WeightsConfig(poll_seconds=0.01),
+                    self.config,
                     metrics,
                     session,
                 )
-                task = asyncio.create_task(follower.run(stop))
+                task = asyncio.create_task(one.run(stop))
                 try:
-                    yield follower
+                    yield one
                 finally:
                     stop.set()
                     await asyncio.wait_for(task, 10)
@@ -144,8 +155,10 @@ class World:
 
 @pytest.fixture
 async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    short = {"CHECK_SECONDS": 0.05, "REPEAT_SECONDS": 0.5, "ANSWER_SECONDS": 2.0, "PATIENCE_SECONDS": 0.0}
-    for name, seconds in short.items():
+    short = [(cluster, "CHECK_SECONDS", 0.05), (cluster, "AGAIN_SECONDS", 0.5), (peers, "ANSWER_SECONDS", 2.0)]
+    short += [(complaints, "REPEAT_SECONDS", 0.5), (complaints, "PATIENCE_SECONDS", 0.0)]
+    short += [(follower, "AGAIN_SECONDS", 0.5)]
+    for module, name, seconds in short:
         monkeypatch.setattr(module, name, seconds)
     engines, desk = [Engine(), Engine()], Desk()
     servers = [desk.server, *(engine.server for engine in engines)]
@@ -161,19 +174,45 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 async def test_every_version_arrives_and_becomes_routable(world: World, model: Tensors, step: Step) -> None:
     async with world.following():
-        await asyncio.sleep(0.05)
+        await world.until(world.events, "a complaint")
         assert world.events() == [f"chain run-0 in {world.store.url} has no version yet"]
         for version in range(6):
             world.publisher.publish(version, model)
             await world.routable(version)
             assert fingerprint(world.engine.tensors) == fingerprint(model) == world.engine.fingerprint
-            assert len(list(world.cache.iterdir())) <= 2
+            assert len(list(world.cache.iterdir())) <= 4
             model = step(model, version)
     assert world.desk.said[-1] == ("remove", world.engine.url, None)
     swaps = world.swaps()
     assert [(swap["version"], swap["form"]) for swap in swaps] == [(0, "anchor"), *((v, "delta") for v in range(1, 6))]
     assert all(swap["cluster"] == "a" and swap["pause_s"] == 0.001 and swap["bytes"] > 0 for swap in swaps)
     assert len(world.events()) == 1
+
+
+async def test_engines_that_serve_the_version_before_get_what_changed_and_others_all(
+    world: World, model: Tensors, step: Step
+) -> None:
+    second = world.second
+    world.engines.append(second)
+    second.patches = False  # takes whole files only
+    world.config = WeightsConfig(poll_seconds=0.01, kv="drain", drain_seconds=3.0)
+    before = ""
+    async with world.following():
+        for version in range(3):
+            world.publisher.publish(version, model)
+            for engine in world.engines:
+                await world.routable(version, engine)
+                assert fingerprint(engine.tensors) == fingerprint(model)
+            assert world.engine.orders[-1]["parent"] == before
+            before, model = fingerprint(model), step(model, version)
+        world.engine.version, world.engine.fingerprint = 0, "something else"
+        world.publisher.publish(3, model)
+        await world.routable(3)
+    assert [bool(order["parent"]) for order in world.engine.orders[:4]] == [False, True, True, False]
+    assert not any(order["parent"] for order in second.orders)
+    assert {(order["kv"], order["drain_seconds"]) for order in world.engine.orders} == {("drain", 3.0)}
+    sizes = [path.stat().st_size for path in world.cache.glob("*.patch")]
+    assert len(sizes) == 2 and max(sizes) < 4000  # of small tensors the names are most
 
 
 async def test_a_step_that_changes_nothing_is_a_version_too(world: World, model: Tensors) -> None:
@@ -293,7 +332,7 @@ async def test_an_engine_that_dies_is_named_and_leaves(world: World, model: Tens
 async def test_a_hanging_engine_holds_up_nobody(
     world: World, model: Tensors, step: Step, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "UPDATE_SECONDS", 0.3)
+    monkeypatch.setattr(peers, "UPDATE_SECONDS", 0.3)
     quick = world.second
     world.engines.append(quick)
     world.publisher.publish(0, model)

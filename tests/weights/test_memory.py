@@ -16,12 +16,12 @@ SETUP = """
 import sys
 from pathlib import Path
 import numpy as np
-from stretto.weights import chain, codec, publisher
+from stretto.weights import chain, codec, writer
 from stretto.weights.publisher import Publisher
 from stretto.weights.rebuild import rebuild
 from stretto.weights.store import Store
 
-publisher.ANCHOR_BYTES = 8 << 20
+writer.ANCHOR_BYTES = 8 << 20
 codec.warm_up()
 store = Store(sys.argv[1])
 rng = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import pytest
 
 from stretto.weights import chain as chains
 from stretto.weights import inspect
-from stretto.weights import publisher as module
+from stretto.weights import writer as module
 from stretto.weights.chain import ChainError
 from stretto.weights.publisher import NonFiniteError, Publisher
 from stretto.weights.ranks import Ranks, owned

@@ -1,13 +1,15 @@
 """Tier rice: near the bound, safe on any bytes, and the same on every path through its kernels."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stretto.weights import codec, rice
+from stretto.weights import codec, rice, rice_read, rice_tables
 from stretto.weights.codec import Tier, apply, decode, encode
-from stretto.weights.codec_report import bound_given_exponent, synthetic_step
+from stretto.weights.codec_report import bound_given_exponent, synthetic_step, to_bf16
 from stretto.weights.streams import CodecError
 
 
@@ -91,6 +93,51 @@ def test_without_numba_split_is_used_and_rice_is_refused_by_name(monkeypatch: py
 
 
 @given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_bits_round_trip_in_several_lanes(data: st.DataObject) -> None:
+    """Straight weights and others, few changes and many, steps that have a centre and steps that don't."""
+    size = data.draw(st.sampled_from([5, 2049, 9000, 70_001]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 50)))
+    dtype = data.draw(st.sampled_from([np.uint8, np.uint16, np.uint32]))
+    top = np.iinfo(dtype).max
+    old = rng.integers(0, top, size, dtype=dtype, endpoint=True)
+    old = old if data.draw(st.booleans()) else (old >> dtype(3)) * dtype(2)
+    far = dtype(data.draw(st.sampled_from([1, 3, 50, top // 2, top])))
+    new = np.where(rng.random(size) < data.draw(st.sampled_from([0.001, 0.1, 0.9])), old + far, old).astype(dtype)
+    new[0] = old[0] ^ dtype(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rice, "_MANY", data.draw(st.sampled_from([0, 10**9])))
+        count, payload = rice.encode(old, new, size)
+    positions, values = rice.decode(old, memoryview(payload))
+    assert count == positions.size
+    old[positions] = values
+    assert np.array_equal(old, new)
+
+
+@pytest.mark.parametrize("way", [rice_tables.OUTWARD, rice_tables.VALUES])
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_a_step_is_a_bit_and_a_number_and_back(way: int, width: int) -> None:
+    """At the ends of the number line, where steps wrap around, too."""
+    low, high = -(1 << (width - 1)), (1 << (width - 1)) - 1
+    for old, new, centre in product((low, -1, 0, 5, high), (low, -7, 0, 1, high), (0, 3, high)):
+        if old != new:
+            sign, number = rice_tables.split(way, np.int64(centre), np.int64(old), np.int64(new), width)
+            assert sign in (0, 1) and 0 <= number < 1 << 32
+            back = rice_read.joined(way, np.int64(centre), np.int64(old), np.int64(sign), np.int64(number))
+            assert (int(back) - new) % (1 << width) == 0
+
+
+def test_values_near_zero_that_always_change_cost_little_more_than_their_entropy() -> None:
+    """A centre for classes in which each step has a size of its own."""
+    rng = np.random.default_rng(0)
+    masters = np.where(rng.random(1 << 18) < 0.1, rng.normal(0, 1e-7, 1 << 18), rng.normal(0, 0.05, 1 << 18))
+    masters = masters.astype(np.float32)
+    moved = masters - np.float32(1e-6) * rng.uniform(0.8, 1, masters.size).astype(np.float32)
+    old, new = to_bf16(masters), to_bf16(moved)
+    assert len(encode(old, new, Tier.RICE)) < 1.25 * bound_given_exponent(old, new)
+
+
+@given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_no_bytes_make_it_read_or_write_elsewhere(data: st.DataObject) -> None:
     """Any damage: an error or other values at positions within the chunk, in ascending order."""
@@ -100,7 +147,9 @@ def test_no_bytes_make_it_read_or_write_elsewhere(data: st.DataObject) -> None:
     old = rng.integers(0, np.iinfo(dtype).max, size, dtype=dtype)
     new = np.where(rng.random(size) < 0.2, old + dtype(1), old).astype(dtype)
     new[0] = old[0] ^ 1
-    payload = bytearray(rice.encode(old, new, size)[1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rice, "_MANY", data.draw(st.sampled_from([0, 10**9])))
+        payload = bytearray(rice.encode(old, new, size)[1])
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(payload) - 1))
         payload[at] = data.draw(st.integers(0, 255))

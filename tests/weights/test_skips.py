@@ -107,7 +107,10 @@ def test_what_was_there_is_remembered(data: st.DataObject) -> None:
     since = Since(0, "")
     for _ in range(data.draw(st.integers(1, 5))):
         new = np.where(rng.random(40) < 0.3, rng.integers(0, 9, 40), now).astype(np.uint8)
-        since.note(0, now, np.flatnonzero(new != now))
-        if data.draw(st.booleans()):  # a step that was noted and then did not happen
+        since.note(0, now, new)
+        if data.draw(st.booleans()):
             now = new
+            since.keep()
+        else:  # a step that was noted and then did not happen
+            since.drop()
     assert np.array_equal(since.before(0, now), first)
