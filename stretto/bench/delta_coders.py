@@ -19,7 +19,7 @@ from stretto.weights import codec
 from stretto.weights.codec import Tier
 from stretto.weights.numberline import moved, steps
 
-OURS = "stretto"
+OURS, XOR, GAP16 = "stretto", "XOR, zstd-1", "gap16 + value, zstd-1"
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ def coders() -> list[Coder]:
     rows += [_ours(f"{OURS} {tier.name.lower()}", tier) for tier in (Tier.RICE, Tier.SPLIT, Tier.DENSE)]
     rows += [
         Coder("int32 + value", _encode_pairs, lambda _, data: data, _scatter, _total),
-        Coder("XOR, zstd-1", _encode_xor, _decode_xor, _apply_xor),
-        Coder("gap16 + value, zstd-1", _encode_gaps, _decode_gaps, _scatter, _total),
+        Coder(XOR, _encode_xor, _decode_xor, _apply_xor),
+        Coder(GAP16, _encode_gaps, _decode_gaps, _scatter, _total),
         Coder("gap16 + XOR, zstd-1", _encode_gaps_xor, _decode_gaps_xor, _scatter, _total),
     ]
     if find_spec("pcodec"):

@@ -1,92 +1,69 @@
 """`stretto bench loop`: how much time asynchrony saves, on the same work, and what it costs in solve rate.
 
-Real runs (`stretto train`) in a temporary folder, one after the other: the same tasks in the same order, the same
-number of trained groups, the same learning rate; only the bound on staleness differs. First with tools that take their
-time (each call sleeps in its box, lognormal with a median of 0.2 s, one of a hundred longer than 6 s), then without.
-The last checkpoint of the former is evaluated on the same held-out tasks, without sleeps. Last, TRL's GRPOTrainer with
-the same weights, and tasks reduced to their first turn.
+Real runs (`stretto train`), one after the other: the same tasks in the same order, the same number of trained groups,
+the same learning rate; only the bound on staleness differs. Three tables and a comparison:
 
-The model is the shipped one with wider experts (`wider.py`): so small as it is, sandboxes take most of the CPU. What is
-compared is the time between the start of training and its last step; starting the services and evaluating are outside.
+- with tools that take their time (each call sleeps in its box, lognormal with a median of 0.2 s, one of a hundred
+  longer than 6 s): the synchronous run and the one that is judged with every seed, the others with one;
+- without these sleeps, with one seed;
+- at twice the shipped learning rate, where staleness does harm: synchronous, at staleness 8 with the defaults, and at
+  staleness 8 with neither correction nor guard;
+- TRL's GRPOTrainer, which plays the same rollouts in the same boxes with the same weights (`grpo_trl.py`).
+
+The model is the shipped one. For all but the third table its experts are made wider (`wider.py`) and activations are
+computed again in the backward pass, as with large models: small as it is, sandboxes would take most of the CPU, and no
+trainer would be the bottleneck, as it is where the engines are sized for it. What is compared is the time from the
+start of training to its last step; starting the services and evaluating are outside. Solve rates are those of the last
+checkpoint on held-out tasks.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
 import math
 import os
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from stretto.bench import loop_tables
+from stretto.bench.loop_runs import ATTEMPTS, GROUP, GROUPS, HELD_OUT, Row, Runs, Setting, trl_is_here
 from stretto.bench.wider import widen
 
-GROUPS, GROUP = 4, 8
-EXPERT_SIZE = 2048
-WORDS = [
-    "tasks.heldout=0",
-    "tasks.new_templates=0",
-    "eval.every=0",
-    "trainer.mismatch_every=0",
-    "trainer.checkpoint_every=1000000",
-    "trainer.decay_steps=0",
-    "launch.clusters=1",
-    "launch.late_join_version=0",
-    "rollouts.deadline_seconds=600",
-    "rollouts.concurrency=256",
-    "engine.slots=256",
-    f"rollouts.groups_per_step={GROUPS}",
-    f"rollouts.group_size={GROUP}",
-]
+EXPERT_SIZE = 4096
 LATENCY = ["sandbox.latency_p50=0.2", "sandbox.latency_p99=6"]
-HELD_OUT, ATTEMPTS = 96, 2
-RUN_SECONDS = 1800.0
-TRL_STEPS = 3
-LIMITS = {"async_speedup": 2.5, "trainer_idle": 0.1, "staleness_max_over_bound": 0, "vs_trl_samples": 5.0}
+HARD_LR, HARD_STEPS = 1e-3, 20
+WINDOW = 4
+"""Steps that a reward is averaged over, where times to the same reward are compared."""
+TRL_PROBE, TRL_SLOW, TRL_STEPS = 2, 3, 12
+"""Steps TRL makes at most: to find its best number of threads, with slow tools, without. The first of each isn't timed
+for samples per second."""
+WIDE = ["trainer.recompute=true"]
+"""Overrides for the wider model."""
 
-
-@dataclass(frozen=True)
-class Setting:
-    name: str
-    bound: int
-    words: tuple[str, ...] = ()
-
-
+SLOW, NONE, HARD = "slow", "none", "hard"
 SYNCHRONOUS = Setting("synchronous", 0)
 ASYNCHRONOUS = tuple(Setting(f"asynchronous, {bound}", bound) for bound in (2, 4, 8))
-SETTINGS = (SYNCHRONOUS, Setting("one step ahead", 1), *ASYNCHRONOUS)
-UNCORRECTED = Setting("asynchronous, 8, no correction", 8, ("trainer.correction=none",))
+STALE = ASYNCHRONOUS[-1]
+JUDGED = Setting("asynchronous, 8, lead 3", 8, ("rollouts.lead=3",))
+"""Three steps are sampled ahead, which keeps tokens fresh; the other five are time for stragglers."""
+BETWEEN = (Setting("one step ahead", 1), *ASYNCHRONOUS)
+UNCORRECTED = Setting("asynchronous, 8, uncorrected", 8, ("trainer.correction=none", "trainer.guard=0"))
 
-
-@dataclass(frozen=True)
-class Row:
-    """One run. `seconds` of training; idle shares are of these."""
-
-    setting: str
-    bound: int
-    latency: bool
-    seed: int
-    seconds: float
-    samples: int
-    trainer_idle: float
-    engine_idle: float
-    staleness_mean: float
-    staleness_max: int
-    solve_rate: float | None = None
-    solve_rate_se: float | None = None
+LIMITS = {
+    "async_speedup": 2.5,
+    "trainer_idle": 0.1,
+    "staleness_max_over_bound": 0,
+    "vs_trl_samples": 5.0,
+    "vs_trl_time_to_reward": 1.0,
+}
 
 
 def loop(
@@ -94,9 +71,10 @@ def loop(
     seeds: int,
     json_file: Path | None,
     console: Console,
-    settings: Sequence[Setting] = (*SETTINGS, UNCORRECTED),
-    held_out: int = HELD_OUT,
     expert_size: int = EXPERT_SIZE,
+    hard_steps: int = HARD_STEPS,
+    held_out: int = HELD_OUT,
+    between: Sequence[Setting] = BETWEEN,
 ) -> bool:
     """Run everything, print the tables, write the JSON; whether every check holds. Raises RuntimeError with the last
     words of a run that failed."""
@@ -104,239 +82,174 @@ def loop(
     rows: list[Row] = []
     try:
         nano = Path(str(resources.files("stretto") / "assets" / "nano"))
-        model = widen(nano, place / "model", expert_size)
+        wide = widen(nano, place / "model", expert_size)
+        runs = Runs(place, held_out)
+
+        def run(table: str, setting: Setting, seed: int) -> None:
+            model, made = (nano, hard_steps) if table == HARD else (wide, steps)
+            words = {SLOW: [*WIDE, *LATENCY], NONE: WIDE, HARD: [f"trainer.lr={HARD_LR:g}"]}[table]
+            row = runs.train(table, setting, model, seed, words, made)
+            rows.append(row)
+            console.print(f"  {loop_tables.name(row)}: {row.seconds:.0f} s, {row.solve_rate:.0%} solved")
+
         for seed in range(seeds):  # seeds outside, so that a machine that slows down meets all settings alike
-            for latency in (True, False):
-                for setting in settings:
-                    if setting.words and not latency:
-                        continue
-                    row = _run(place, model, setting, steps, latency, seed)
-                    if latency:
-                        rate, se = _solve_rate(place, model, row, held_out)
-                        row = replace(row, solve_rate=rate, solve_rate_se=se)
-                    rows.append(row)
-                    console.print(f"  {_name(row)}: {row.seconds:.0f} s")
-        trl = _trl(place, model, steps, console)
+            for setting in (SYNCHRONOUS, *([] if seed else between), JUDGED):
+                run(SLOW, setting, seed)
+            for setting in (SYNCHRONOUS, STALE, UNCORRECTED):
+                run(HARD, setting, seed)
+        for setting in (SYNCHRONOUS, *between, JUDGED):
+            run(NONE, setting, 0)
+        trl = _trl(runs, wide, steps, console)
     finally:
         shutil.rmtree(place, ignore_errors=True)
     tree = summary(rows, trl, steps, seeds)
-    for latency in (True, False):
-        console.print(_table([row for row in rows if row.latency is latency], latency))
-    console.print(_words(tree), markup=False)
+    loop_tables.show(rows, tree, console)
     if json_file is not None:
         json_file.write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
     return all(check["ok"] for check in tree["checks"].values())
 
 
+def _trl(runs: Runs, model: Path, steps: int, console: Console) -> dict[str, Any] | None:
+    """TRL with the number of threads that makes it fastest; None where it is not installed."""
+    if not trl_is_here():
+        console.print("TRL is not installed, so it is not compared with: pip install -e '.[bench]'", markup=False)
+        return None
+    threads = sorted({1, os.cpu_count() or 1})
+    probes = {count: runs.trl(runs.words(model, 0, TRL_PROBE), count)["samples_per_s"] for count in threads}
+    best = max(probes, key=lambda count: probes[count])
+    slow = runs.trl(runs.words(model, 0, TRL_SLOW, LATENCY), best)
+    none = runs.trl(runs.words(model, 0, min(steps, TRL_STEPS)), best)
+    console.print(f"  TRL: {none['samples_per_s']:.1f} samples/s, {slow['samples_per_s']:.1f} with slow tools")
+    return {
+        "version": none["version"],
+        "threads": best,
+        "probes": probes,
+        "samples_per_s": {SLOW: slow["samples_per_s"], NONE: none["samples_per_s"]},
+        "ends": none["ends"],
+        "solved": none["solved"],
+    }
+
+
+# What the rows say
+
+
 def summary(rows: Sequence[Row], trl: dict[str, Any] | None, steps: int, seeds: int) -> dict[str, Any]:
-    """The JSON. Ratios are medians over seeds of runs that followed one another; `async_speedup` and `trainer_idle` are
-    those of the asynchronous setting with the largest ratio under latency."""
-    ratios = {latency: _ratios(rows, latency) for latency in (True, False)}
-    names = [setting.name for setting in ASYNCHRONOUS if setting.name in ratios[True]]
-    best = max(names, key=lambda name: ratios[True][name])
-    idle = statistics.median(row.trainer_idle for row in rows if row.latency and row.setting == best)
-    gap, noise = max((_gap(rows, name) for name in names), key=lambda found: found[0] - found[1])
+    """The JSON. Ratios are medians over seeds, of runs of one seed; noise is two standard errors of a difference."""
+    speed, idle = ratios(rows, SLOW), statistics.median(row.trainer_idle for row in of(rows, SLOW, JUDGED))
+    sync, judged = rate(of(rows, SLOW, SYNCHRONOUS)), rate(of(rows, SLOW, JUDGED))
+    hard = {setting.name: rate(of(rows, HARD, setting)) for setting in (SYNCHRONOUS, STALE, UNCORRECTED)}
     over = max(row.staleness_max - row.bound for row in rows)
-    found: dict[str, tuple[float | None, bool]] = {
-        "async_speedup": (ratios[True][best], ratios[True][best] >= LIMITS["async_speedup"]),
-        "trainer_idle": (idle, idle <= LIMITS["trainer_idle"]),
-        "solve_rate_gap": (gap, gap <= noise),
-        "staleness_max_over_bound": (over, over <= LIMITS["staleness_max_over_bound"]),
+    found: dict[str, tuple[float, float, bool]] = {  # value, limit, whether it holds
+        "async_speedup": _least("async_speedup", speed[JUDGED.name]),
+        "trainer_idle": (idle, LIMITS["trainer_idle"], idle <= LIMITS["trainer_idle"]),
+        "solve_rate_gap": _at_most(sync, judged),
+        "corrected_gap": _at_most(hard[SYNCHRONOUS.name], hard[STALE.name]),
+        "uncorrected_gap": _more(hard[STALE.name], hard[UNCORRECTED.name]),
+        "staleness_max_over_bound": (over, 0, over <= LIMITS["staleness_max_over_bound"]),
     }
     if trl is not None:
-        ours = max(row.samples / row.seconds for row in rows if not row.latency and row.setting in names)
-        versus = ours / trl["samples_per_s"]
-        found["vs_trl_samples"] = (versus, versus >= LIMITS["vs_trl_samples"])
-    checks: dict[str, dict[str, Any]] = {
-        name: {"value": value if value is None else round(value, 4), "limit": LIMITS.get(name), "ok": bool(ok)}
-        for name, (value, ok) in found.items()
-    }
-    checks["solve_rate_gap"]["limit"] = round(noise, 4)
+        trl = {**trl, "ratios": versus(rows, trl), "same_reward": same_reward(rows, trl)}
+        found["vs_trl_samples"] = _least("vs_trl_samples", trl["ratios"][SLOW])
+        found["vs_trl_time_to_reward"] = _least("vs_trl_time_to_reward", trl["same_reward"]["ratio"])
     return {
         "benchmark": "loop",
         "steps": steps,
         "seeds": seeds,
         "rollouts_per_step": GROUPS * GROUP,
+        "held_out": {"tasks": HELD_OUT, "attempts": ATTEMPTS},
+        "learning_rate_of_hard": HARD_LR,
         "cores": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 1),
-        "best": best,
-        "ratios": {"latency": ratios[True], "none": ratios[False]},
-        "uncorrected": _uncorrected(rows),
+        "judged": JUDGED.name,
+        "ratios": {SLOW: speed, NONE: ratios(rows, NONE)},
+        "solve_rates": {
+            SLOW: {SYNCHRONOUS.name: sync, JUDGED.name: judged},
+            HARD: hard,
+        },
         "trl": trl,
         "rows": [asdict(row) for row in rows],
-        "checks": checks,
+        "checks": {
+            name: {"value": round(value, 4), "limit": round(limit, 4), "ok": bool(ok)}
+            for name, (value, limit, ok) in found.items()
+        },
     }
 
 
-def _ratios(rows: Sequence[Row], latency: bool) -> dict[str, float]:
+def of(rows: Sequence[Row], table: str, setting: Setting) -> list[Row]:
+    return [row for row in rows if row.table == table and row.setting == setting.name]
+
+
+def ratios(rows: Sequence[Row], table: str) -> dict[str, float]:
     """By setting: how many times faster than the synchronous run of the same seed."""
-    base = {row.seed: row.seconds for row in rows if row.latency is latency and row.setting == SYNCHRONOUS.name}
+    base = {row.seed: row.seconds for row in of(rows, table, SYNCHRONOUS)}
     found: dict[str, list[float]] = {}
     for row in rows:
-        if row.latency is latency:
+        if row.table == table:
             found.setdefault(row.setting, []).append(base[row.seed] / row.seconds)
     return {name: round(statistics.median(values), 3) for name, values in found.items()}
 
 
-def _gap(rows: Sequence[Row], name: str) -> tuple[float, float]:
-    """(how much lower its solve rate is than that of the synchronous runs, two standard errors of that)."""
-    (ours, ours_se), (base, base_se) = _rate(rows, name), _rate(rows, SYNCHRONOUS.name)
-    return base - ours, 2.0 * math.hypot(ours_se, base_se)
-
-
-def _rate(rows: Sequence[Row], name: str) -> tuple[float, float]:
+def rate(rows: Sequence[Row]) -> tuple[float, float]:
     """Mean solve rate over seeds and its standard error: that of the evaluation, or of the spread over seeds if that is
     larger."""
-    known = [(row.solve_rate, row.solve_rate_se or 0.0) for row in rows if row.latency and row.setting == name]
-    rates = [rate for rate, _ in known if rate is not None]
-    sampling = math.hypot(*(se for _, se in known)) / len(known)
+    rates = [row.solve_rate for row in rows]
+    sampling = math.hypot(*(row.solve_rate_se for row in rows)) / len(rows)
     spread = statistics.stdev(rates) / math.sqrt(len(rates)) if len(rates) > 1 else 0.0
-    return statistics.mean(rates), max(sampling, spread)
+    return round(statistics.mean(rates), 4), round(max(sampling, spread), 4)
 
 
-def _uncorrected(rows: Sequence[Row]) -> dict[str, float] | None:
-    if not any(row.setting == UNCORRECTED.name for row in rows):
-        return None
-    corrected, without = ASYNCHRONOUS[-1].name, UNCORRECTED.name
-    (a, a_se), (b, b_se) = _rate(rows, corrected), _rate(rows, without)
-    return {"default": round(a, 4), "none": round(b, 4), "noise": round(2.0 * math.hypot(a_se, b_se), 4)}
+def _noise(a: tuple[float, float], b: tuple[float, float]) -> float:
+    return 2.0 * math.hypot(a[1], b[1])
 
 
-# Running
+def _at_most(base: tuple[float, float], other: tuple[float, float]) -> tuple[float, float, bool]:
+    """How much lower the other is: at most by noise."""
+    gap, noise = base[0] - other[0], _noise(base, other)
+    return gap, noise, gap <= noise
 
 
-def _run(place: Path, model: Path, setting: Setting, steps: int, latency: bool, seed: int) -> Row:
-    name = f"b{setting.bound}{'-plain' if setting.words else ''}{'-slow' if latency else ''}-{seed}"
-    words = [*WORDS, *(LATENCY if latency else []), *setting.words]
-    words += [f"model.path={model}", f"run.seed={seed}", f"trainer.steps={steps}"]
-    words += [f"rollouts.max_staleness={setting.bound}", f"tasks.train={max(200, 2 * GROUPS * (steps + 10))}"]
-    _stretto(place, name, ["train", "quickstart", "--name", name, *words])
-    tree = json.loads((place / "runs" / name / "summary.json").read_text())
-    if tree["steps"] != steps:
-        raise RuntimeError(f"run {name} made {tree['steps']} of {steps} steps")
-    return Row(
-        setting=setting.name,
-        bound=setting.bound,
-        latency=latency,
-        seed=seed,
-        seconds=round(tree["train_s"], 2),
-        samples=steps * GROUPS * GROUP,
-        trainer_idle=round(tree["idle"]["trainer"], 4),
-        engine_idle=round(tree["idle"]["engine"], 4),
-        staleness_mean=round(tree["staleness"]["mean"], 2),
-        staleness_max=tree["staleness"]["max"],
-    )
+def _more(base: tuple[float, float], other: tuple[float, float]) -> tuple[float, float, bool]:
+    """How much lower the other is: by more than noise."""
+    gap, noise = base[0] - other[0], _noise(base, other)
+    return gap, noise, gap > noise
 
 
-def _solve_rate(place: Path, model: Path, row: Row, held_out: int) -> tuple[float, float]:
-    """Of the run's last checkpoint, and its standard error."""
-    plain = "-plain" if row.setting == UNCORRECTED.name else ""
-    run = place / "runs" / f"b{row.bound}{plain}-slow-{row.seed}"
-    checkpoint = max((run / "checkpoints").glob("v*"))
-    words = ["eval", str(checkpoint), "--count", str(held_out), "--attempts", str(ATTEMPTS), "--json"]
-    said = _stretto(place, f"{run.name}-eval", [*words, f"run.seed={1000 + row.seed}"])
-    tree = json.loads(said[said.index("{") :])
-    low, high = tree["ci95"]
-    return tree["solve_rate"], (high - low) / 2 / 1.96
+def _least(name: str, value: float) -> tuple[float, float, bool]:
+    return value, LIMITS[name], value >= LIMITS[name]
 
 
-def _trl(place: Path, model: Path, steps: int, console: Console) -> dict[str, Any] | None:
-    if importlib.util.find_spec("trl") is None:
-        console.print("TRL is not installed, so it is not compared with: pip install -e '.[bench]'", markup=False)
-        return None
-    found = [_trl_with(place, model, steps, threads) for threads in sorted({1, os.cpu_count() or 1})]
-    return max(found, key=lambda tree: tree["samples_per_s"])  # two threads are slower than one on a busy machine
+def versus(rows: Sequence[Row], trl: dict[str, Any]) -> dict[str, float]:
+    """By table: the judged setting's samples per second over TRL's."""
+    found = {}
+    for table in (SLOW, NONE):
+        ours = statistics.median(row.samples / row.seconds for row in of(rows, table, JUDGED))
+        found[table] = round(ours / trl["samples_per_s"][table], 3)
+    return found
 
 
-def _trl_with(place: Path, model: Path, steps: int, threads: int) -> dict[str, Any]:
-    out = place / f"trl-{threads}.json"
-    words = ["--model", str(model), "--steps", str(min(steps, TRL_STEPS)), "--threads", str(threads)]
-    words += ["--groups", str(GROUPS), "--group", str(GROUP), "--out", str(out)]
-    command = [sys.executable, "-m", "stretto.bench.grpo_trl", *words]
-    with contextlib.ExitStack() as stack:
-        log = stack.enter_context((place / "trl.log").open("w+"))
-        code = _wait(subprocess.Popen(command, cwd=place, stdout=log, stderr=subprocess.STDOUT))
-        log.seek(0)
-        said = log.read()
-    if code != 0:
-        raise RuntimeError(f"TRL ended with exit code {code}:\n{said[-2000:]}")
-    return json.loads(out.read_text())
+def same_reward(rows: Sequence[Row], trl: dict[str, Any]) -> dict[str, Any]:
+    """Seconds until the solve rate of the last steps' rollouts, tools without latency, was for the first time the
+    highest that both TRL and an asynchronous run came to. Ours is the run that is first."""
+    ours = [row for row in rows if row.table == NONE and row.bound > 0]
+    reward = min(max(max(_windows(row.solved)) for row in ours), max(_windows(trl["solved"])))
+    able = [row for row in ours if max(_windows(row.solved)) >= reward]
+    mine, name = min((_reached(row.ends, row.solved, reward), row.setting) for row in able)
+    theirs = _reached(trl["ends"], trl["solved"], reward)
+    return {
+        "reward": round(reward, 4),
+        "setting": name,
+        "ours_s": mine,
+        "trl_s": theirs,
+        "ratio": round(theirs / mine, 3),
+    }
 
 
-def _stretto(place: Path, name: str, words: list[str]) -> str:
-    """One command to its end; what it printed. Raises RuntimeError with its last words when it failed."""
-    with (place / f"{name}.out").open("w+") as out, (place / f"{name}.err").open("w+") as err:
-        command = [sys.executable, "-m", "stretto.cli", *words]
-        code = _wait(subprocess.Popen(command, cwd=place, stdout=out, stderr=err))
-        out.seek(0)
-        err.seek(0)
-        said, complained = out.read(), err.read()
-    if code != 0:
-        raise RuntimeError(
-            f"`stretto {words[0]}` of {name} ended with exit code {code}:\n{(said + complained)[-2000:]}"
-        )
-    return said
+def _windows(solved: Sequence[float]) -> list[float]:
+    """Means over `WINDOW` steps, or over all there are."""
+    size = min(WINDOW, len(solved))
+    return [statistics.mean(solved[end - size : end]) for end in range(size, len(solved) + 1)]
 
 
-def _wait(process: subprocess.Popen[Any]) -> int:
-    try:
-        return process.wait(RUN_SECONDS)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(60)
-            process.kill()
-            process.wait()
-
-
-# Showing
-
-
-def _name(row: Row) -> str:
-    return f"{row.setting}, {'slow tools' if row.latency else 'no latency'}, seed {row.seed}"
-
-
-def _table(rows: Sequence[Row], latency: bool) -> Table:
-    what = "tools that sleep: median 0.2 s, one of a hundred over 6 s" if latency else "tools without latency"
-    table = Table(title=f"{rows[0].samples} samples, {what}")
-    table.add_column("", no_wrap=True)
-    for name in ("seconds", "× synchronous", "trainer idle", "engine idle", "staleness mean, max"):
-        table.add_column(name, justify="right")
-    if latency:
-        table.add_column("solved, held out", justify="right")
-    ratios = _ratios(rows, latency)
-    for name, ratio in ratios.items():
-        runs = [row for row in rows if row.setting == name]
-        cells = [
-            "/".join(f"{row.seconds:.0f}" for row in runs),
-            f"{ratio:.2f}",
-            f"{statistics.median(row.trainer_idle for row in runs):.0%}",
-            f"{statistics.median(row.engine_idle for row in runs):.0%}",
-            f"{statistics.mean(row.staleness_mean for row in runs):.1f}, {max(row.staleness_max for row in runs)}",
-        ]
-        if latency:
-            rate, se = _rate(rows, name)
-            cells.append(f"{rate:.1%} ± {2 * se:.1%}")
-        table.add_row(name, *cells)
-    return table
-
-
-def _words(tree: dict[str, Any]) -> str:
-    lines = []
-    if tree["uncorrected"]:
-        lines.append(
-            "Solve rate at staleness 8: {default:.1%} corrected, {none:.1%} not; noise {noise:.1%}.".format(
-                **tree["uncorrected"]
-            )
-        )
-    if tree["trl"]:
-        lines.append(
-            f"TRL {tree['trl']['version']}: {tree['trl']['samples_per_s']:.2f} samples/s of one turn each, "
-            f"{tree['trl']['sampled_mean']:.0f} tokens; ours, whole rollouts: "
-            f"{tree['checks']['vs_trl_samples']['value']:.1f} times as many."
-        )
-    for name, check in tree["checks"].items():
-        limit = "" if check["limit"] is None else f" (limit {check['limit']:g})"
-        lines.append(f"{name}: {check['value']:g}{limit} {'holds' if check['ok'] else 'DOES NOT HOLD'}")
-    return "\n".join(lines)
+def _reached(ends: Sequence[float], solved: Sequence[float], reward: float) -> float:
+    means = _windows(solved)
+    return round(ends[next(i for i, mean in enumerate(means) if mean >= reward) + len(ends) - len(means)], 2)

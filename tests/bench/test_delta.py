@@ -1,6 +1,7 @@
 """`bench delta`: every coder gives back the bits, sizes are what they say, and bad input gets a sentence."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from stretto.bench import delta as bench
-from stretto.bench.delta_coders import OURS, coders
+from stretto.bench.delta_coders import GAP16, OURS, XOR, coders
+from stretto.bench.delta_pairs import given
 from stretto.bench.steps import real_steps
 from stretto.config import ModelConfig
 from stretto.weights.codec_report import synthetic_step
@@ -40,9 +42,49 @@ def test_two_folders(tmp_path: Path) -> None:
     rows = {row["coder"]: row for row in data["rows"]}
     assert rows.keys() >= {OURS, "XOR, zstd-1", "gap16 + value, zstd-1"}
     assert rows[OURS]["bytes"] == min(row["bytes"] for row in rows.values())
-    assert 1 < data["checks"]["ratio_to_conditional_bound_max"] < 1.1
-    assert data["checks"]["smaller_than_every_other_row"] is True
-    assert data["checks"]["smaller_than_gap16_zstd_min"] > 2.5
+    checks = data["checks"]
+    assert 1 < checks["ratio_to_conditional_bound_max"]["value"] < 1.1
+    assert checks["smaller_than_every_other_row"]["ok"] is True
+    assert checks["smaller_than_gap16_zstd_min"]["value"] > 2.5 == checks["smaller_than_gap16_zstd_min"]["limit"]
+
+
+def test_what_cannot_be_measured_is_neither_held_nor_missed(tmp_path: Path) -> None:
+    """A small pair shows no speed and one chunk no second core; a pair of a few elements not even a size."""
+    few = {"a": np.zeros(10, np.uint16), "none": np.zeros(0, np.uint16)}, {"a": np.ones(10, np.uint16)}
+    few[1]["none"] = few[0]["none"]
+    small = synthetic_step(MASTERS, 1e-5, seed=0)
+    for name, (old, new), sized in (("few", few, False), ("small", small, True)):
+        (tmp_path / name).mkdir()
+        folders = save(tmp_path / name / "old", old), save(tmp_path / name / "new", new)
+        assert bench.delta(*folders, tmp_path / "out.json", Console(quiet=True))
+        checks = json.loads((tmp_path / "out.json").read_text())["checks"]
+        for check, verdict in checks.items():
+            measured = sized and check.startswith(("ratio", "smaller"))
+            assert (verdict["value"] is not None, verdict["ok"] is not None, "why" in verdict) == (
+                (True, True, False) if measured else (False, False, True)
+            ), check
+
+
+def test_two_cores_are_judged_only_where_there_are_two() -> None:
+    row = bench.Row("pair", OURS, 0.01, 1, 10**8, 1.0, 1.0, 1e-5, 1.0, 1.0, 1.0, 1.0, 1.2, 1.9, 0.5, 0.1, 3.0)
+    others = [replace(row, coder=name, bytes=3) for name in (XOR, GAP16)]
+    assert bench.check([row, *others], 1.95)["encode_speedup_two"]["ok"] is False
+    assert bench.check([row, *others], 1.95)["decode_speedup_two"]["ok"] is True
+    busy = bench.check([row, *others], 1.3)["encode_speedup_two"]
+    assert busy["ok"] is None and "1.30 times as fast" in busy["why"]
+
+
+def test_a_sharded_checkpoint_is_one_pair(tmp_path: Path) -> None:
+    old, new = synthetic_step(MASTERS, 1e-5, seed=0)
+    folders = []
+    for name, side in (("old", old), ("new", new)):
+        folders.append(save(tmp_path / name, {"a": side["a"]}))
+        (folders[-1] / "model-2.safetensors").write_bytes(pack({"b": side["b"]}, {"b": "BF16"}))
+    pair = given(*folders)
+    assert pair.old.keys() == {"a", "b"} and np.array_equal(pair.new["b"], new["b"])
+    (folders[0] / "again.safetensors").write_bytes(pack({"b": old["b"]}, {"b": "BF16"}))
+    with pytest.raises(ValueError, match="tensor b is in .* and in another file"):
+        given(*folders)
 
 
 def test_real_steps_are_of_the_size_the_learning_rate_says() -> None:
@@ -65,8 +107,8 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
         "is not a folder with safetensors": (good, tmp_path / "empty"),
         "not a safetensors file": (good, tmp_path / "broken"),
         "only .*good has tensor b": (good, save(tmp_path / "fewer", {"a": new["a"]})),
-        r"tensor a is uint16 \[300, 400\]": (good, save(tmp_path / "shape", {"a": new["a"][:5], "b": new["b"]})),
-        "tensor a is uint16.*uint8": (
+        r"tensor a is BF16 \[300, 400\]": (good, save(tmp_path / "shape", {"a": new["a"][:5], "b": new["b"]})),
+        "tensor a is BF16.*U8": (
             good,
             save(tmp_path / "type", {name: array.astype(np.uint8) for name, array in new.items()}, "U8"),
         ),
