@@ -450,8 +450,9 @@ def parser() -> argparse.ArgumentParser:
     about = "make task folders: generated, from packages, from a repository's past, or contradictory twins of others"
     sub = verbs.add_parser("make", help=about, description=about)
     sub.set_defaults(run_command=_tasks_make)
-    sub.add_argument("kind", choices=["repair", "mutate", "codeio", "history", "impossible", "swebench"])
-    about = "mutate: packages; history: a git repository; impossible: folders of tasks; swebench: rows, checkouts"
+    sub.add_argument("kind", choices=["repair", "mutate", "codeio", "history", "impossible", "swebench", "verifiers"])
+    about = "mutate: packages; history: a git repository; impossible: folders of tasks; swebench: rows, checkouts; "
+    about += "verifiers: an environment"
     sub.add_argument("sources", nargs="*", metavar="SOURCE", help=about)
     sub.add_argument("--out", required=True, metavar="DIR")
     sub.add_argument("--count", type=_positive, default=100, help="tasks in all (default: 100)")
