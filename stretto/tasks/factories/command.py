@@ -17,7 +17,7 @@ import msgspec
 from stretto.records import Task
 from stretto.sandbox.pool import BoxPool
 from stretto.tasks import folder
-from stretto.tasks.factories import codeio, history, impossible, swebench, verifiers
+from stretto.tasks.factories import codeio, history, impossible, questions, swebench
 from stretto.tasks.factories.mutate import Mutator
 from stretto.tasks.factories.package import SourceError, open_package
 from stretto.tasks.factories.suite import BOXES
@@ -71,7 +71,7 @@ async def tasks(order: Order, scratch: Path, say: Say) -> AsyncGenerator[Task]:
     if order.kind != "codeio" and not order.sources:
         raise SourceError(f"make {order.kind} needs at least one {WANTED[order.kind]}")
     if order.kind == "verifiers":
-        async for task in verifiers.tasks(str(order.sources[0]), order.count, order.seed, say):
+        async for task in questions.tasks(str(order.sources[0]), order.count, order.seed, say):
             yield task
         return
     pool = BoxPool(BOXES)

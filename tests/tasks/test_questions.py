@@ -8,7 +8,7 @@ from stretto.config import GradingConfig, SandboxConfig
 from stretto.grading.grader import Grader
 from stretto.grading.oracle import read_spec
 from stretto.sandbox.pool import BoxPool
-from stretto.tasks.factories import verifiers
+from stretto.tasks.factories import questions
 from stretto.tasks.factories.package import SourceError
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
@@ -27,21 +27,21 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
     ],
 )
 def test_an_answer_is_the_number_that_it_spells_or_text(answer: str, value: object) -> None:
-    found = verifiers.number_of(answer)
+    found = questions.number_of(answer)
     assert found == value and type(found) is type(value)
 
 
 def test_rows_without_question_or_answer_are_left_out() -> None:
     rows = [{"prompt": CHAT}, {"answer": "4"}, {"prompt": CHAT, "answer": " "}, {"prompt": CHAT, "answer": 4}]
-    assert [verifiers.task_of("env", number, row) for number, row in enumerate(rows)] == [None] * 4
-    task = verifiers.task_of("org/env", 0, {"question": "Why?", "answer": "because"})
+    assert [questions.task_of("env", number, row) for number, row in enumerate(rows)] == [None] * 4
+    task = questions.task_of("org/env", 0, {"question": "Why?", "answer": "because"})
     assert (
         task is not None and task.id == "verifiers/org-env/0" and task.instruction.startswith("Why?\n\nWrite answer()")
     )
 
 
 async def test_only_the_answer_is_paid() -> None:
-    task = verifiers.task_of("env", 0, {"prompt": CHAT, "answer": "4"})
+    task = questions.task_of("env", 0, {"prompt": CHAT, "answer": "4"})
     assert task is not None and "What is 2 + 2?" in task.instruction and read_spec(task).function == "answer"
     pool = BoxPool(SandboxConfig(warm=0))
     await pool.start()
@@ -61,4 +61,4 @@ def test_a_missing_library_is_a_sentence() -> None:
         import verifiers as library  # noqa: F401  # pyright: ignore
     except ImportError:
         with pytest.raises(SourceError, match=r"pip install 'stretto\[verifiers\]'"):
-            verifiers.rows("env", 0)
+            questions.rows("env", 0)
