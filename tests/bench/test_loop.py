@@ -20,7 +20,6 @@ from stretto.bench.loop import (
     JUDGED,
     NONE,
     SLOW,
-    STALE,
     SYNCHRONOUS,
     UNCORRECTED,
     same_reward,
@@ -71,7 +70,7 @@ def rows(table: str = "", name: str = "", **changes) -> list[Row]:
     found = [row(SLOW, setting, seed) for seed in range(3) for setting in (SYNCHRONOUS, JUDGED)]
     found += [row(SLOW, setting) for setting in BETWEEN]
     found += [row(NONE, setting) for setting in (SYNCHRONOUS, *BETWEEN, JUDGED)]
-    found += [row(HARD, setting, seed) for seed in range(3) for setting in (SYNCHRONOUS, STALE, UNCORRECTED)]
+    found += [row(HARD, setting, seed) for seed in range(3) for setting in (SYNCHRONOUS, JUDGED, UNCORRECTED)]
     return [replace(one, **changes) if (one.table, one.setting) == (table, name) else one for one in found]
 
 
@@ -93,7 +92,7 @@ def test_each_check_can_fail():
     assert missed(rows(SLOW, JUDGED.name, seconds=50.0)) == ["async_speedup"]
     assert missed(rows(SLOW, JUDGED.name, trainer_idle=0.2)) == ["trainer_idle"]
     assert missed(rows(SLOW, JUDGED.name, solve_rate=0.3)) == ["solve_rate_gap"]
-    assert missed(rows(HARD, STALE.name, solve_rate=0.3)) == ["corrected_gap"]
+    assert missed(rows(HARD, JUDGED.name, solve_rate=0.3)) == ["corrected_gap"]
     assert missed(rows(HARD, UNCORRECTED.name, solve_rate=0.49)) == ["uncorrected_gap"]
     assert missed(rows(SLOW, "one step ahead", staleness_max=2)) == ["staleness_max_over_bound"]
     assert missed(rows(), samples_per_s={SLOW: 4.0, NONE: 4.0}) == ["vs_trl_samples"]
