@@ -60,7 +60,7 @@ class Bubblewrap:
     async def close(self) -> None:
         await asyncio.gather(*(spawner.close() for spawner in self._spawners.values()))
         if self.slots:
-            self.slots.close()
+            await asyncio.to_thread(self.slots.close)
         await asyncio.to_thread(self.recipe.close)
 
     @property

@@ -9,9 +9,11 @@ limited children). Where neither is writable, boxes have resource limits only, a
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +24,8 @@ PERIOD = 100_000
 """Microseconds over which a share of the CPU is counted."""
 WEIGHT = 8
 """All boxes of a pool together compete for the CPU like so many ordinary programs: a group counts as one."""
+PATIENCE = 1.0
+"""Seconds that closing waits for killed processes to leave their groups."""
 OPENED = itertools.count()
 ROOT = Path("/sys/fs/cgroup")
 LOG = logging.getLogger(__name__)
@@ -205,7 +209,7 @@ class Slots:
         for slot in self.slots:
             slot.remove()
         for folder in set(self.folders.values()):
-            remove(folder)
+            remove(folder, PATIENCE)
 
 
 def candidates(root: Path = ROOT, own: str | None = None) -> list[dict[str, Path]]:
@@ -242,9 +246,17 @@ def clean(folder: Path) -> None:
             remove(left)
 
 
-def remove(folder: Path) -> None:
-    """A group can be removed once empty; one that is not yet is left for the next start."""
-    with contextlib.suppress(OSError):
-        for slot in folder.glob("box-*"):
-            slot.rmdir()
-        folder.rmdir()
+def remove(folder: Path, patience: float = 0.0) -> None:
+    """A group can be removed once empty, which it is a little after its last process was killed; one that is not within
+    `patience` seconds is left for the next start."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            for slot in folder.glob("box-*"):
+                slot.rmdir()
+            folder.rmdir()
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                return
+        time.sleep(0.005)
