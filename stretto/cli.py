@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -191,7 +191,8 @@ def _midtrain(a: argparse.Namespace) -> int:
 
 
 def _corpus(a: argparse.Namespace) -> int:
-    from stretto.midtrain.corpus import build, plan, show
+    from stretto.midtrain.corpus import build, plan, read, show
+    from stretto.midtrain.tokens.show import sample
 
     if a.verb == "build":
         if not a.out:
@@ -202,12 +203,12 @@ def _corpus(a: argparse.Namespace) -> int:
         spent = tree["time"]
         print(f"{spent['seconds']:.1f} s, {spent['mb_per_cpu_s']} MB per second of CPU time; wrote {a.out}")
         return 0
-    tree = show.manifest(Path(a.path))
+    tree = read.manifest(Path(a.path))
     show.summary(tree, _paper())
     if a.sample:
         if not a.tokenizer:
             raise ValueError("--sample needs --tokenizer DIR: the folder of a checkpoint, or a tokenizer.json")
-        show.sample(Path(a.path), a.sample, Path(a.tokenizer), a.row, a.fim, a.seed, _paper())
+        sample(read.documents(Path(a.path)), a.sample, Path(a.tokenizer), a.row, a.fim, a.seed, _paper())
     return 0
 
 
@@ -349,16 +350,25 @@ def parser() -> argparse.ArgumentParser:
         epilog="Start with: stretto train quickstart",
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in (_add_runs, _add_services, _add_midtraining, _add_tasks, _add_weights, _add_sandbox, _add_benches):
+        add(commands)
+    _command(commands, "version", _version, "print the version")
+    return top
 
-    def command(name: str, run: Command, help: str, words: str = "") -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=help, description=help)
-        sub.set_defaults(run_command=run)
-        if words:
-            sub.add_argument("words", nargs="*", metavar="a.b=c", help=words)
-        return sub
 
-    overrides = "overrides of the configuration, e.g. trainer.lr=1e-3"
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+OVERRIDES = "overrides of the configuration, e.g. trainer.lr=1e-3"
 
+
+def _command(commands: Commands, name: str, run: Command, help: str, words: str = "") -> argparse.ArgumentParser:
+    sub = commands.add_parser(name, help=help, description=help)
+    sub.set_defaults(run_command=run)
+    if words:
+        sub.add_argument("words", nargs="*", metavar="a.b=c", help=words)
+    return sub
+
+
+def _add_runs(commands: Commands) -> None:
     sub = commands.add_parser("train", help="train: the whole run on this machine", description=_train_help())
     sub.set_defaults(run_command=_train)
     sub.add_argument("words", nargs="*", metavar="CONFIG | a.b=c", help="a .toml file or shipped name, and overrides")
@@ -375,7 +385,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("words", nargs="*", metavar="a.b=c", help="overrides, e.g. trainer.steps=60 to train further")
     sub.add_argument("--dry-run", action="store_true", help="print the resolved configuration and end")
 
-    sub = command("eval", _eval, "evaluate a checkpoint, or what serves a model at a URL", overrides)
+    sub = _command(commands, "eval", _eval, "evaluate a checkpoint, or what serves a model at a URL", OVERRIDES)
     sub.add_argument(
         "model",
         metavar="CHECKPOINT|URL",
@@ -390,12 +400,23 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true", help="print JSON")
     sub.add_argument("--bpb", metavar="DIR", help="instead: bits per byte on a corpus of `stretto corpus build`")
 
-    sub = command("serve", _serve, "serve a checkpoint over HTTP", overrides)
+    sub = _command(commands, "status", _status, "where a run stands")
+    sub.add_argument("name", metavar="RUN", nargs="?", default="quickstart")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+    sub = _command(commands, "report", _report, "build a run's summary.json and report.html again")
+    sub.add_argument("name", metavar="RUN", nargs="?", default="quickstart")
+
+
+def _add_services(commands: Commands) -> None:
+    sub = _command(commands, "serve", _serve, "serve a checkpoint over HTTP", OVERRIDES)
     sub.add_argument("model", metavar="MODEL", help="checkpoint folder, or nano")
     sub.add_argument("--host", default="127.0.0.1")
     sub.add_argument("--port", type=int, default=8000, help="0 takes a free one")
 
-    sub = command("follow", _follow, "be the follower of an inference cluster: deliver a run's weights", overrides)
+    sub = _command(
+        commands, "follow", _follow, "be the follower of an inference cluster: deliver a run's weights", OVERRIDES
+    )
     sub.add_argument(
         "--store", required=True, metavar="URL", help="the run's store: folder, s3://…, or a relay's http://…"
     )
@@ -408,14 +429,11 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--relay", type=int, metavar="PORT", help="hand on what was fetched to other followers, over HTTP")
     sub.add_argument("--relay-host", default="127.0.0.1", help="address to hand on at (default: 127.0.0.1)")
 
-    sub = command("status", _status, "where a run stands")
-    sub.add_argument("name", metavar="RUN", nargs="?", default="quickstart")
-    sub.add_argument("--json", action="store_true", help="print JSON")
 
-    sub = command("report", _report, "build a run's summary.json and report.html again")
-    sub.add_argument("name", metavar="RUN", nargs="?", default="quickstart")
-
-    sub = command("midtrain", _midtrain, "continue a model's pre-training on a corpus, or make the shipped nano model")
+def _add_midtraining(commands: Commands) -> None:
+    sub = _command(
+        commands, "midtrain", _midtrain, "continue a model's pre-training on a corpus, or make the shipped nano model"
+    )
     sub.add_argument("what", metavar="CONFIG|nano", help="a TOML file (docs/midtrain.md), or nano")
     sub.add_argument("--out", metavar="DIR", help="nano: where the checkpoint goes")
     sub.add_argument(
@@ -424,8 +442,11 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--seed", type=int, default=0, help="nano: another model")
     sub.add_argument("--threads", type=int, default=1, help="nano: compute threads")
 
-    sub = command(
-        "corpus", _corpus, "make a corpus for mid-training from repositories, archives and rows, or look into one"
+    sub = _command(
+        commands,
+        "corpus",
+        _corpus,
+        "make a corpus for mid-training from repositories, archives and rows, or look into one",
     )
     sub.add_argument("verb", choices=["build", "inspect"])
     sub.add_argument("path", metavar="PATH", help="build: a TOML file; inspect: a corpus")
@@ -439,13 +460,15 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--seed", type=int, default=0, help="inspect: another sample")
 
+
+def _add_tasks(commands: Commands) -> None:
     sub = commands.add_parser("tasks", help="task folders: make, check, try", description="Folders of tasks.")
     verbs = sub.add_subparsers(dest="verb", required=True, metavar="WHAT")
     about = "be the agent yourself, in a terminal: the task's box, tools and grader"
     sub = verbs.add_parser("try", help=about, description=about)
     sub.set_defaults(run_command=_tasks_try)
     sub.add_argument("dir", metavar="DIR", help="a task folder")
-    sub.add_argument("words", nargs="*", metavar="a.b=c", help=overrides)
+    sub.add_argument("words", nargs="*", metavar="a.b=c", help=OVERRIDES)
     sub.add_argument("--shell", action="store_true", help="lines go to the box's terminal, /NAME … to a tool")
     about = "make task folders: generated, from packages, from a repository's past, or contradictory twins of others"
     sub = verbs.add_parser("make", help=about, description=about)
@@ -468,7 +491,11 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--times", type=_positive, default=3, help="gradings of each submission (default: 3)")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
-    sub = command("weights", _weights, "look into a run's chain of weights, take a version out, delete old ones")
+
+def _add_weights(commands: Commands) -> None:
+    sub = _command(
+        commands, "weights", _weights, "look into a run's chain of weights, take a version out, delete old ones"
+    )
     sub.add_argument("verb", choices=["inspect", "verify", "export", "gc"])
     sub.add_argument("url", metavar="URL", help="the run's object store, e.g. runs/quickstart/store, s3://…")
     sub.add_argument("words", metavar="DIR", nargs="*", help="export: where the Hugging Face checkpoint goes")
@@ -477,12 +504,17 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--verify", action="store_true", help="inspect: also rebuild every version and check every byte")
     sub.add_argument("--dry-run", action="store_true", help="gc: only say what would be deleted")
 
+
+def _add_sandbox(commands: Commands) -> None:
     sub = commands.add_parser("sandbox", help="boxes: what they hold here", description="The boxes that tools run in.")
     verbs = sub.add_subparsers(dest="verb", required=True, metavar="WHAT")
     about = "attempt every escape and every limit in real boxes, and show what holds on this machine"
     sub = verbs.add_parser("probe", help=about, description=about)
     sub.add_argument("--json", action="store_true", help="print JSON instead of a table")
     sub.set_defaults(run_command=_sandbox_probe)
+
+
+def _add_benches(commands: Commands) -> None:
     sub = commands.add_parser("bench", help="measure", description="Measure; each prints a table and says what holds.")
     benches = sub.add_subparsers(dest="verb", required=True, metavar="WHAT")
 
@@ -514,9 +546,6 @@ def parser() -> argparse.ArgumentParser:
     sub = bench("loop", _bench_loop, "wall time of asynchronous training against synchronous, and against TRL")
     sub.add_argument("--steps", type=_positive, default=18, help="optimizer steps of each run (default: 18)")
     sub.add_argument("--seeds", type=_positive, default=3, help="repeats of what is judged (default: 3)")
-
-    command("version", _version, "print the version")
-    return top
 
 
 def _positive(text: str) -> int:

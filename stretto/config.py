@@ -497,16 +497,9 @@ def load(source: str | Path, overrides: list[str] | None = None) -> Config:
         if not shipped.is_file():
             names = sorted(p.name.removesuffix(".toml") for p in (resources.files("stretto") / "configs").iterdir())
             raise ConfigError(f"no config named {str(source)!r}: give a .toml file or one of {', '.join(names)}")
-        text = shipped.read_text()
+        tree = tomllib.loads(shipped.read_text())
     else:
-        try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not valid TOML: {error}") from error
+        tree = _toml(path)
     asked = any(override.partition("=")[0].strip() == "trainer.preset" for override in overrides or [])
     if asked and isinstance(tree.get("trainer"), dict):
         for key in set().union(*presets().values()):  # the preset asked for replaces what the file says of these
@@ -526,6 +519,20 @@ def load_run(run: Path, overrides: list[str] | None = None) -> Config:
 def parse(tree: dict[str, Any]) -> Config:
     """Validate a plain tree; raises ConfigError naming each wrong key and the nearest right one."""
     return validated(Config, tree)
+
+
+def read_toml(shape: type[Shape], path: Path) -> Shape:
+    """A TOML file as a tree of sections; raises ConfigError with a sentence."""
+    return validated(shape, _toml(path))
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
 def validated(shape: type[Shape], tree: dict[str, Any]) -> Shape:

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from stretto.grading.grader import Grader
 from stretto.grading.outcome import Grade
-from stretto.grading.submission import agent_box, collect
+from stretto.grading.submission import collect
+from stretto.harness.session import agent_box
 from stretto.records import Outcome, Task
 from stretto.sandbox.box import BoxError
 from stretto.sandbox.pool import BoxPool

@@ -7,7 +7,6 @@ at all. What a policy does to them is without effect, and told by a detector.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import os
@@ -19,9 +18,9 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from stretto.grading.modes.spec import TaskBroken
+from stretto.harness.session import agent_box
 from stretto.records import Task
 from stretto.sandbox.box import Box, BoxError
-from stretto.sandbox.cgroup import Limits
 from stretto.sandbox.pool import BoxPool
 
 MAX_FILES, MAX_BYTES = 2000, 1 << 24
@@ -46,21 +45,6 @@ TOOLS = frozenset(
     "pytest _pytest py pluggy iniconfig packaging pygments hypothesis attr attrs coverage unittest".split()
 )
 """Modules of test tools; like those of the standard library, the root of a tree may not shadow them."""
-
-
-async def agent_box(task: Task, pool: BoxPool) -> Box:
-    """A box as the agent gets it. Raises BoxLost, BoxError, ValueError for a library or folder that is not there."""
-    wider = limits(task, pool) if task.limits else None
-    return await pool.box(task.files, base=task.environment or None, libraries=task.libraries, limits=wider)
-
-
-def limits(task: Task, pool: BoxPool, memory: int = 0, disk: int = 0) -> Limits:
-    """The box's limits as the task wants them, else the pool's; `memory` and `disk` are the least, in bytes."""
-    return dataclasses.replace(
-        pool.limits,
-        memory=max(int(task.limits.get("memory_mib", 0)) << 20 or pool.limits.memory, memory),
-        disk=max(int(task.limits.get("workspace_mib", 0)) << 20 or pool.limits.disk, disk),
-    )
 
 
 async def collect(box: Box) -> dict[str, bytes]:

@@ -21,6 +21,7 @@ from stretto.harness.tools import run_call
 from stretto.harness.toolset import ToolSet
 from stretto.records import CallStatus, Task, ToolCall
 from stretto.sandbox.box import Box, BoxLost
+from stretto.sandbox.cgroup import Limits
 from stretto.sandbox.pool import BoxPool
 
 log = logging.getLogger("stretto.harness")
@@ -120,7 +121,13 @@ class Session:
 
     async def _open(self) -> Box:
         if self._box is None:
-            self._box = await agent_box(self.task, self.pool, self.toolset.libraries)
+            try:
+                self._box = await agent_box(self.task, self.pool, self.toolset.libraries)
+            except BoxLost:
+                raise
+            except Exception as error:  # the policy has not touched it yet
+                reason = str(error) or type(error).__name__
+                raise BoxLost(f"the files of task {self.task.id} cannot be put into a box: {reason}") from error
             libraries = bool(self.task.libraries or self.toolset.libraries)
             self.workspace = Workspace(
                 self._box, self.task.files, self.toolset.limits, self.toolset.user, libraries=libraries
@@ -129,18 +136,17 @@ class Session:
 
 
 async def agent_box(task: Task, pool: BoxPool, libraries: Sequence[str] = ()) -> Box:
-    """A box as an agent gets it: the task's tree, its libraries and those of its tools, its limits. Raises BoxLost."""
-    limits = None
-    if known := {name: int(task.limits[key] * (1 << 20)) for key, name in _LIMITS.items() if key in task.limits}:
-        limits = replace(pool.limits, **known)
+    """A box as an agent gets it: the task's tree, its libraries and those of its tools, its limits. Raises BoxLost,
+    BoxError, ValueError for a library or folder that is not there."""
+    wider = limits(task, pool) if task.limits else None
     libraries = [*task.libraries, *libraries]
-    try:
-        return await pool.box(task.files, base=task.environment or None, libraries=libraries, limits=limits)
-    except BoxLost:
-        raise
-    except Exception as error:  # the policy has not touched it yet
-        reason = str(error) or type(error).__name__
-        raise BoxLost(f"the files of task {task.id} cannot be put into a box: {reason}") from error
+    return await pool.box(task.files, base=task.environment or None, libraries=libraries, limits=wider)
+
+
+def limits(task: Task, pool: BoxPool) -> Limits:
+    """The box's limits as the task wants them, else the pool's."""
+    known = {name: int(task.limits[key] * (1 << 20)) for key, name in _LIMITS.items() if task.limits.get(key)}
+    return replace(pool.limits, **known)
 
 
 def sendable(attempt: Attempt) -> Attempt:

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from stretto.midtrain.corpus.document import Document
-from stretto.midtrain.corpus.show import documents as documents_of
-from stretto.midtrain.corpus.show import manifest
+from stretto.midtrain.corpus.read import documents as documents_of
+from stretto.midtrain.corpus.read import manifest
 from stretto.midtrain.tokens.marks import Encoder
 from stretto.model import checkpoint
 from stretto.model.attention import PackedCausal

@@ -16,7 +16,7 @@ import xxhash
 
 from stretto.config import ConfigError
 from stretto.midtrain import tokenizer
-from stretto.midtrain.corpus import show
+from stretto.midtrain.corpus import read
 from stretto.midtrain.corpus.build import MANIFEST
 from stretto.midtrain.corpus.document import Document
 from stretto.midtrain.recipe import Phase, Recipe
@@ -104,13 +104,13 @@ def rows(recipe: Recipe, base: Path, out: Path, folder: Path, row: int) -> Shard
 
 def _complete(recipe: Recipe, base: Path) -> tuple[str, ...]:
     for name in recipe.midtrain.corpus:
-        show.manifest(base / name)
+        read.manifest(base / name)
     return recipe.midtrain.corpus
 
 
 def _documents(recipe: Recipe, base: Path) -> Iterator[Document]:
     for name in _complete(recipe, base):
-        yield from show.documents(base / name)
+        yield from read.documents(base / name)
 
 
 def _numerics(recipe: Recipe) -> Numerics:

@@ -23,13 +23,12 @@ Paths are relative to the file.
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from stretto.config import ConfigError, Decay, Positive, Section, validated
+from stretto.config import Decay, Positive, Section, read_toml
 
 Shares = dict[str, float]
 
@@ -119,13 +118,7 @@ class Recipe(Section):
 
 def load(path: Path) -> Recipe:
     """Raises ConfigError: a sentence for each key that is wrong."""
-    try:
-        tree: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    return validated(Recipe, tree)
+    return read_toml(Recipe, path)
 
 
 def learning_rate(phase: Phase, step: int, seen: int) -> float:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from stretto.config import ConfigError
 from stretto.midtrain import prepare
 from stretto.midtrain.bits import bits_per_byte
-from stretto.midtrain.corpus import show
+from stretto.midtrain.corpus import read
 from stretto.midtrain.learner import Learner
 from stretto.midtrain.recipe import Phase, Recipe, learning_rate, load
 from stretto.midtrain.tokens.marks import Encoder
@@ -69,7 +69,7 @@ class Run:
             for shares in (phase.mixture, phase.mixture_end):
                 if shares:
                     normalised(shares, self.rows(phase).domains)
-        self.held_out = [document for name in recipe.midtrain.held_out for document in show.documents(base / name)]
+        self.held_out = [document for name in recipe.midtrain.held_out for document in read.documents(base / name)]
         self.metrics = Metrics(out / METRICS, "midtrain") if self.rank == 0 else None
 
     def rows(self, phase: Phase) -> Shards:
@@ -134,6 +134,7 @@ class Run:
                     lr=lr,
                     **asdict(done),
                     tokens_per_s=done.tokens / seconds,
+                    epochs=stream.epochs,
                 )
             if step % settings.save_every == 0 and seen < phase.tokens:
                 self._save_state(number, step, seen, learner, stream)

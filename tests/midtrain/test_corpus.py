@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import zstandard
 
-from stretto.config import ConfigError
+from stretto.config import ConfigError, validated
 from stretto.midtrain.corpus import build, plan
 from stretto.tasks.repair import generate
 
@@ -79,7 +79,7 @@ def made(folder: Path, sources: list[str], **corpus: object) -> tuple[dict[str, 
     """(kept texts by name, what was left out by reason, manifest)."""
     tree = {"corpus": corpus, "source": [{"path": one} for one in sources]}
     out = folder / "out"
-    manifest = build.build(plan.validated(plan.Plan, tree), folder, out, workers=1)
+    manifest = build.build(validated(plan.Plan, tree), folder, out, workers=1)
     lines = zstandard.ZstdDecompressor().stream_reader((out / build.DOCUMENTS).open("rb")).read().splitlines()
     kept = {f"{row['repository']}/{row['path']}": row["text"] for row in map(msgspec.json.decode, lines)}
     left: dict[str, list[str]] = {}
@@ -224,7 +224,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused_with_a_sentence(tmp_path: 
     with pytest.raises(ConfigError, match="holds no repository"):
         made(tmp_path, ["empty"])
     with pytest.raises(ConfigError, match="did you mean corpus.languages"):
-        plan.validated(plan.Plan, {"corpus": {"language": ["python"]}, "source": [{"path": "x"}]})
+        validated(plan.Plan, {"corpus": {"language": ["python"]}, "source": [{"path": "x"}]})
     with pytest.raises(ConfigError, match="evaluation names 'nowhere'"):
         (tmp_path / "x.jsonl").write_text("{}")
         made(tmp_path, ["x.jsonl"], evaluation=["nowhere"])
@@ -236,7 +236,7 @@ def test_the_same_plan_makes_the_same_bytes(tmp_path: Path) -> None:
     bodies = []
     for workers in (1, 2):
         out = tmp_path / f"out{workers}"
-        tree = plan.validated(plan.Plan, {"source": [{"path": "p*.tar.gz"}]})
+        tree = validated(plan.Plan, {"source": [{"path": "p*.tar.gz"}]})
         build.build(tree, tmp_path, out, workers=workers)
         bodies.append((out / build.DOCUMENTS).read_bytes())
     assert bodies[0] == bodies[1]

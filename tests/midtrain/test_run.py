@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stretto.config import ConfigError
+from stretto.config import ConfigError, validated
 from stretto.midtrain import recipe as recipes
 from stretto.midtrain.bits import bits_per_byte
 from stretto.midtrain.corpus import build, plan
@@ -65,7 +65,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines += [json.dumps({"messages": talk})] if name == "rows" else []
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
         tree = {"corpus": {"secrets": False}, "source": [{"path": f"{name}.jsonl", "licence": "MIT"}]}
-        build.build(plan.validated(plan.Plan, tree), folder, folder / f"corpus-{name}", workers=1)
+        build.build(validated(plan.Plan, tree), folder, folder / f"corpus-{name}", workers=1)
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(SPEC))
     return folder

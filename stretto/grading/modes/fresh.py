@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 
 from stretto.grading.modes.spec import TaskBroken
-from stretto.grading.submission import limits
+from stretto.harness.session import limits
 from stretto.records import Task
 from stretto.sandbox.box import BoxBroken, BoxError, BoxLost, Result
 from stretto.sandbox.pool import BoxPool
@@ -52,7 +53,8 @@ async def _run(
     libraries: Sequence[str],
 ) -> Result:
     try:
-        wide = limits(task, pool, MEMORY, DISK)
+        own = limits(task, pool)
+        wide = dataclasses.replace(own, memory=max(own.memory, MEMORY), disk=max(own.disk, DISK))
         box = await pool.box(libraries=libraries, identity=IDENTITY, limits=wide)
     except ValueError as error:
         raise TaskBroken(f"the libraries of task {task.id} can't be had: {error}") from error

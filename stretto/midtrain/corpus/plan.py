@@ -11,13 +11,11 @@ Paths are relative to the file. What a source is follows from what lies there (`
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
-from stretto.config import ConfigError, Positive, Section, validated
+from stretto.config import Positive, Section, read_toml
 
 PERMISSIVE = (
     "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "ISC", "MIT", "MIT-0",
@@ -63,17 +61,7 @@ class Plan(Section):
     source: tuple[Source, ...] = Field(min_length=1)
     """Where the text comes from, in order: of two duplicates the earlier is kept."""
 
-    @property
-    def allowed(self) -> frozenset[str]:
-        return frozenset(name.lower() for name in self.corpus.licences)
-
 
 def load(path: Path) -> Plan:
     """Raises ConfigError: a sentence for each key that is wrong."""
-    try:
-        tree: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    return validated(Plan, tree)
+    return read_toml(Plan, path)

@@ -38,8 +38,3 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[Piece]]:
         if left > size:
             insort(room, (left - size, row))
     return rows
-
-
-def fill(rows: Sequence[Sequence[Piece]], capacity: int) -> float:
-    """Share of the rows' places that hold a token."""
-    return sum(stop - start for row in rows for _, start, stop in row) / (capacity * max(1, len(rows)))

@@ -1,6 +1,6 @@
 """Packed rows on disk, memory-mapped: what a mid-training run reads.
 
-    <folder>/index.json          written last: format, tokenizer, row length, domains with their counts
+    <folder>/index.json          written last: format, row length, domains with their counts
     <folder>/<domain>/ids        uint16 or uint32 [tokens]    learn   bool [tokens]
                       parts      int64 [parts + 1]: first token of each part
                       rows       int64 [rows + 1]: first part of each row
@@ -63,8 +63,6 @@ class Shards:
     """An opened folder."""
 
     row: int
-    vocabulary: int
-    tokenizer: str
     domains: dict[str, Domain]
 
     @classmethod
@@ -75,7 +73,7 @@ class Shards:
             if index["format"] != FORMAT:
                 raise ValueError(f"{folder} has shards of format {index['format']}; this version reads {FORMAT}")
             domains = {name: Domain(folder / name, index["ids"]) for name in index["domains"]}
-            return cls(index["row"], index["vocabulary"], index["tokenizer"], domains)
+            return cls(index["row"], domains)
         except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{folder} holds no complete shards ({error}): make them again") from error
 
@@ -98,9 +96,9 @@ def write(documents: Iterable[TokenDocument], encoder: Encoder, row: int, folder
         counts = {domain: writer.finish() for domain, writer in sorted(writers.items())}
     if not counts:
         raise ValueError("the corpus holds no document, so there is nothing to train on")
-    index = {"format": FORMAT, "row": row, "ids": kind, "vocabulary": encoder.size, "tokenizer": fingerprint(encoder)}
+    index = {"format": FORMAT, "row": row, "ids": kind, "domains": counts}
     part = folder / "index.part"
-    part.write_text(json.dumps({**index, "domains": counts}, indent=1) + "\n")
+    part.write_text(json.dumps(index, indent=1) + "\n")
     part.replace(folder / "index.json")
     return counts
 
