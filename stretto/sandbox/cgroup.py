@@ -24,8 +24,8 @@ PERIOD = 100_000
 """Microseconds over which a share of the CPU is counted."""
 WEIGHT = 8
 """All boxes of a pool together compete for the CPU like so many ordinary programs: a group counts as one."""
-PATIENCE = 1.0
-"""Seconds that closing waits for killed processes to leave their groups."""
+PATIENCE = 10.0
+"""Seconds that closing waits for killed processes to leave their groups, on a busy machine."""
 OPENED = itertools.count()
 ROOT = Path("/sys/fs/cgroup")
 LOG = logging.getLogger(__name__)

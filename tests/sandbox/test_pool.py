@@ -37,7 +37,7 @@ async def test_SBX_1_close_leaves_nothing():
         await box.stop()
         await box.stop()
 
-    before = descriptors()
+    before, others = descriptors(), groups()
     pool = BoxPool(SandboxConfig(warm=2))
     await pool.start()
     spawner = psutil.Process(pool._spawner._process.pid)
@@ -47,7 +47,7 @@ async def test_SBX_1_close_leaves_nothing():
     assert children
     await pool.close()
     assert not spawner.is_running() and not any(child.is_running() for child in children)
-    assert not groups()
+    assert groups() <= others
     assert descriptors() <= before + 1
     with pytest.raises(BoxLost):
         await kept.python("pass")
