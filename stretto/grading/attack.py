@@ -7,12 +7,14 @@ An attack is a folder with `attack.toml` and `apply.sh`. The script runs in an a
     class = 4                        # of the table in docs/grading.md, or a word of your own
     tries = "returns objects that equal everything"
     modes = ["pytest", "script"]     # where it makes sense; all when absent
+    seconds = 2                      # of one that hangs on purpose: no run of it needs longer to show that
 
 The library in `attacks/` ships with the package, so that every new task can be tried against it before it is used.
 """
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
@@ -42,6 +44,7 @@ class Attack:
     tries: str  # what it hopes for, as a clause
     modes: tuple[str, ...]
     script: str
+    seconds: float = math.inf  # limit of the script, and of each run of what it leaves
 
 
 class Library:
@@ -86,12 +89,16 @@ def read_attack(folder: Path) -> Attack:
     modes = modes or list(MODES)
     if not isinstance(modes, list) or not set(modes) <= set(MODES):
         raise AttackError(f"attack {folder}: attack.toml has modes = {modes!r}; choose from {', '.join(MODES)}")
-    return Attack(name, str(kind), str(tries), tuple(modes), script)
+    seconds = head.get("seconds", math.inf)
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
+        raise AttackError(f"attack {folder}: attack.toml has seconds = {seconds!r}; give a number above 0")
+    return Attack(name, str(kind), str(tries), tuple(modes), script, seconds)
 
 
 async def try_attack(attack: Attack, task: Task, pool: BoxPool, grader: Grader, seed: int = 0) -> Grade:
     """Let the attack play the agent in one attempt at `task`; what that was worth. Raises BoxLost."""
-    return await grade_tree(await attacked_tree(attack, task, pool), task, grader, seed)
+    tree = await attacked_tree(attack, task, pool)
+    return await grade_tree(tree, task, grader, seed, attack.seconds)
 
 
 async def attacked_tree(attack: Attack, task: Task, pool: BoxPool) -> dict[str, bytes] | BoxError:
@@ -99,7 +106,7 @@ async def attacked_tree(attack: Attack, task: Task, pool: BoxPool) -> dict[str, 
     shell = "bash" if attack.script.startswith("#!") and "bash" in attack.script.split("\n", 1)[0] else "sh"
     box = await agent_box(task, pool)
     try:
-        await box.exec([shell, "-c", attack.script], seconds=SECONDS)
+        await box.exec([shell, "-c", attack.script], seconds=min(attack.seconds, SECONDS))
         return await collect(box)
     except BoxError as error:
         return error
@@ -107,9 +114,11 @@ async def attacked_tree(attack: Attack, task: Task, pool: BoxPool) -> dict[str, 
         await box.stop()
 
 
-async def grade_tree(tree: dict[str, bytes] | BoxError, task: Task, grader: Grader, seed: int = 0) -> Grade:
+async def grade_tree(
+    tree: dict[str, bytes] | BoxError, task: Task, grader: Grader, seed: int = 0, most: float = math.inf
+) -> Grade:
     """A tree's grade; one that can't be collected is the policy's fault, as in a rollout."""
     if isinstance(tree, BoxError):
         return Grade(False, Outcome.FAULT, 0, 0, f"the workspace cannot be collected: {tree}")
-    (grade,) = await grader.grade(task, [tree], seed)
+    (grade,) = await grader.grade(task, [tree], seed, most)
     return grade

@@ -10,6 +10,7 @@ the policy's code shares a process with tests; the others change nothing.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 
 from stretto.config import GradingConfig
@@ -52,14 +53,17 @@ class Grader:
         self.oracle = OracleMode(pool, config.hidden_calls, config.seconds)
         self.modes = {"oracle": self.oracle, "pytest": PytestMode(pool), "script": ScriptMode(pool)}
 
-    async def grade(self, task: Task, submissions: list[dict[str, bytes]], seed: int) -> list[Grade]:
-        """One grade per submission, in order. Never raises for what a submission does."""
+    async def grade(
+        self, task: Task, submissions: list[dict[str, bytes]], seed: int, most: float = math.inf
+    ) -> list[Grade]:
+        """One grade per submission, in order. Never raises for what a submission does. `most`: seconds that one run of
+        these submissions may take, where the task allows more."""
         keys = [frozenset(files.items()) for files in submissions]
         distinct = list(dict.fromkeys(keys))
         try:
             if (mode := self.modes.get(task.mode)) is None:
                 raise TaskBroken(f"task {task.id} has mode {task.mode!r}; there are {', '.join(self.modes)}")
-            grades = await mode.grade(task, [dict(key) for key in distinct], seed)
+            grades = await mode.grade(task, [dict(key) for key in distinct], seed, most)
         except (TaskBroken, BoxLost) as error:
             grades = [Grade(False, Outcome.INFRA, 0, 0, str(error))] * len(distinct)
         found = {

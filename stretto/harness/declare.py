@@ -33,6 +33,8 @@ def of(task: Task, default: str = "") -> ToolSet:
     small = task.mode == "oracle" and not task.environment and not table
     name = table.get("set") or default or ("nano" if small else "code")
     try:
+        if not isinstance(name, str):
+            raise ToolSetError(f"set = {name!r} must be the name of a set or a TOML file")
         return override(load(name), table)
     except ToolSetError as error:
         raise ToolSetError(f"the tools of task {task.id}: {error}") from None
@@ -41,8 +43,6 @@ def of(task: Task, default: str = "") -> ToolSet:
 @functools.cache
 def load(name: str) -> ToolSet:
     """A shipped set by name, or a TOML file. Raises ToolSetError."""
-    if not isinstance(name, str):
-        raise ToolSetError(f"set = {name!r} must be the name of a set or a TOML file")
     shipped = sorted(entry.name.removesuffix(".toml") for entry in SHIPPED.iterdir())
     if name in shipped:
         text = (SHIPPED / f"{name}.toml").read_text()
@@ -91,7 +91,7 @@ def override(toolset: ToolSet, table: Mapping[str, Any]) -> ToolSet:
     if not tools:
         raise ToolSetError("no tool is left: a policy without tools can't submit")
     user = table.get("user", [])
-    answers = (user,) if isinstance(user, str) else tuple(user)
+    answers = (user,) if isinstance(user, str) else tuple(user) if isinstance(user, list) else (None,)
     if not all(isinstance(answer, str) for answer in answers):
         raise ToolSetError("user must be a text, or a list of texts, one for each question")
     return replace(

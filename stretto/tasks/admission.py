@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +24,13 @@ import msgspec
 from stretto.config import GradingConfig, SandboxConfig
 from stretto.grading.attack import Attack, attacked_tree
 from stretto.grading.grader import Grader
+from stretto.grading.modes import pytest as pytest_mode
+from stretto.grading.modes import script as script_mode
+from stretto.grading.modes.spec import TaskBroken
 from stretto.grading.outcome import Grade
 from stretto.grading.submission import SOLUTION, TREE, base_tree, has_reference, reference_tree
+from stretto.harness import declare
+from stretto.harness.toolset import ToolSetError
 from stretto.records import Outcome, Task
 from stretto.sandbox.box import BoxError, BoxLost
 from stretto.sandbox.pool import BoxPool
@@ -33,8 +39,11 @@ from stretto.tasks.baselines import baselines
 from stretto.tasks.purge import keys, twins
 
 TIMES = 3
-AT_ONCE = 12
-"""Attacks whose trees are graded together."""
+TRIES = 3
+"""Times that a task's boxes may fail while others start: then it is the task's doing."""
+UNGUARDED = {pytest_mode.UNGUARDED, script_mode.UNGUARDED}
+AT_ONCE = 32
+"""Attacks whose trees are graded together: who hangs does so beside others."""
 BOXES = SandboxConfig(memory_mib=1024, workspace_mib=64, warm=0)
 GRADING = GradingConfig(seconds=5.0)
 
@@ -70,9 +79,20 @@ class Checker:
         """Raises BoxLost when boxes fail, which is no task's fault."""
         checked = Checked(task.id, "")
         started = time.monotonic()
-        checked.reason = leaks(task) or await self._try(task, checked)
+        checked.reason = wrong_tools(task) or leaks(task) or await self._try(task, checked)
         checked.seconds = time.monotonic() - started
         return checked
+
+    async def check_with_patience(self, task: Task) -> Checked:
+        """`check`, again when boxes fail. A task whose boxes alone fail, each time, is broken; else raises BoxLost."""
+        for left in reversed(range(TRIES)):
+            try:
+                return await self.check(task)
+            except BoxLost as error:
+                lost = error
+                if not left:
+                    await (await self.pool.box()).stop()  # the machine's fault, when this fails too
+        return Checked(task.id, "", f"broken: its boxes failed {TRIES} times, and others start: {lost}")
 
     async def close(self) -> None:
         await self.grader.close()
@@ -83,7 +103,7 @@ class Checker:
         if has_reference(task):
             try:
                 solutions.append(await reference_tree(task, self.pool))
-            except BoxError as error:
+            except (BoxError, TaskBroken) as error:
                 return f"broken: its reference can't be made: {error}"
         elif not task.metadata.get("impossible"):
             return "unsolvable: it has no reference, so nobody knows that it can be solved"
@@ -95,6 +115,8 @@ class Checker:
                 if not grade.solved:
                     when = f"time {time_ + 1}, after it had passed" if time_ else "the first time"
                     return f"{'flaky' if time_ else 'unsolvable'}: its reference fails {when}: {grade.reason}"
+                if grade.reason in UNGUARDED:
+                    return f"unguarded: {grade.reason}"
             for name, grade in zip(names, grades[len(solutions) :], strict=True):
                 if grade.solved:
                     return f"hackable: the {name} submission is paid"
@@ -115,8 +137,8 @@ class Checker:
             for time_ in range(self.times):
                 if not left:
                     break
-                grades = await self._grade(task, [dict(tree) for tree in left], time_, checked)
-                for (tree, attack), grade in zip([*left.items()], grades, strict=True):
+                for tree, grade in (await self._grade_attacks(task, left, time_, checked)).items():
+                    attack = left[tree]
                     if grade.outcome is Outcome.INFRA:
                         return broken(grade)
                     if grade.solved:
@@ -131,9 +153,29 @@ class Checker:
         async with self._slots:
             return await attacked_tree(attack, task, self.pool)
 
-    async def _grade(self, task: Task, trees: list[dict[str, bytes]], time_: int, checked: Checked) -> list[Grade]:
+    async def _grade_attacks(
+        self, task: Task, left: dict[Tree, Attack], time_: int, checked: Checked
+    ) -> dict[Tree, Grade]:
+        """A grade for each tree, those of a limit together, and in as many parts at once as there are cores."""
+        by_limit: dict[float, list[Tree]] = {}
+        for tree, attack in left.items():
+            by_limit.setdefault(attack.seconds, []).append(tree)
+        cores = os.cpu_count() or 1
+        parts = [(most, trees[n::cores]) for most, trees in by_limit.items() for n in range(cores) if trees[n::cores]]
+        graded = await asyncio.gather(
+            *(self._grade(task, [dict(tree) for tree in trees], time_, checked, most) for most, trees in parts)
+        )
+        return {
+            tree: grade
+            for (_, trees), grades in zip(parts, graded, strict=True)
+            for tree, grade in zip(trees, grades, strict=True)
+        }
+
+    async def _grade(
+        self, task: Task, trees: list[dict[str, bytes]], time_: int, checked: Checked, most: float = math.inf
+    ) -> list[Grade]:
         checked.grades += len(trees)
-        grades = await self.grader.grade(task, trees, seed=1000 + time_)
+        grades = await self.grader.grade(task, trees, seed=1000 + time_, most=most)
         lost = [grade for grade in grades if grade.outcome is Outcome.INFRA]
         if lost and len(lost) < len(grades):  # of a broken task all are
             raise BoxLost(lost[0].reason)
@@ -146,6 +188,15 @@ def frozen(tree: dict[str, bytes]) -> Tree:
 
 def broken(grade: Grade) -> str:
     return f"broken: {grade.reason}"
+
+
+def wrong_tools(task: Task) -> str:
+    """What is wrong with the task's [tools] table; empty when its rollouts get their tools."""
+    try:
+        declare.of(task)
+    except ToolSetError as error:
+        return f"malformed: {error}"
+    return ""
 
 
 def leaks(task: Task) -> str:
@@ -190,7 +241,7 @@ async def check_all(
     async def work(mine: Iterator[Path]) -> None:
         for path in mine:
             try:
-                checked = await checker.check(folder.read(path))
+                checked = await checker.check_with_patience(folder.read(path))
             except folder.TaskError as error:
                 checked = Checked(path.name, "", f"malformed: {error}")
             checked.folder = str(path)

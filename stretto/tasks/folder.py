@@ -19,7 +19,7 @@ import stat
 from pathlib import Path
 
 from stretto.records import Task
-from stretto.tasks import header
+from stretto.tasks import header, portable
 
 _MARKS = ("task.toml", "instruction.md")  # either makes a folder a task; the other must then be there
 _CONTAINER = frozenset(("Dockerfile", "docker-compose.yaml", "docker-compose.yml", ".dockerignore"))
@@ -49,6 +49,9 @@ def write(task: Task, root: Path) -> Path:
         workspace /= header.WORKSPACE
         shutil.copytree(task.environment, workspace, symlinks=True, dirs_exist_ok=True)
     files = {"task.toml": header.render(task), "instruction.md": task.instruction + "\n", **task.grading}
+    files |= {
+        path: text for path, text in portable.files(task).items() if path.removeprefix("environment/") not in task.files
+    }
     files |= {f"{workspace.relative_to(folder).as_posix()}/{path}": text for path, text in task.files.items()}
     for path, text in files.items():
         target = folder / path
@@ -78,6 +81,8 @@ def read(folder: Path) -> Task:
     wanted = next(path for path, of in _BY_FILE.items() if of == mode)
     if wanted not in grading:
         raise TaskError(f"task {folder} is graded by {mode}, and has no {wanted}")
+    if mode != "script":
+        grading = {path: text for path, text in grading.items() if not portable.ours(path, text)}
     return Task(
         id=head.id,
         split=head.split,

@@ -119,6 +119,7 @@ async def test_attacks_of_ones_own_are_added(tmp_path: Path):
         ({"a/attack.toml": "class = 1", "a/apply.sh": ""}, "give it a name"),
         ({"a/attack.toml": 'name = "a"', "a/apply.sh": ""}, "give a number"),
         ({"a/attack.toml": 'name = "a"\nclass = 1\nmodes = ["judge"]', "a/apply.sh": ""}, "choose from oracle"),
+        ({"a/attack.toml": 'name = "a"\nclass = 1\nseconds = 0', "a/apply.sh": ""}, "a number above 0"),
     ],
 )
 async def test_malformed_attacks_are_sentences(tmp_path: Path, files: dict[str, str], says: str):

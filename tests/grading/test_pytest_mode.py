@@ -199,6 +199,41 @@ async def test_half_of_the_goal_is_turned_and_ids_stay():
         assert functions_of(GOAL, tree | variant.files) == functions_of(GOAL, tree)
 
 
+async def test_subtests_tell_several_times_and_forge_nothing(grader: Grader):
+    """pytest's own and unittest's: right only when each of them passes."""
+    hidden = """import unittest
+from half import half
+
+class TestHalf(unittest.TestCase):
+    def test_u(self):
+        for n in (2, 4):
+            with self.subTest(n=n):
+                self.assertEqual(half(n), n // 2)
+
+def test_s(subtests):
+    for n in (2, 4):
+        with subtests.test(n=n):
+            assert half(n) == n // 2
+"""
+    spec = {"fail_to_pass": ["tests/test_h.py::TestHalf::test_u", "tests/test_h.py::test_s"], "package": "half"}
+    task = Task(
+        id="subtests",
+        split="",
+        instruction="",
+        files={"half.py": "def half(n):\n    return n\n"},
+        grading={
+            "tests/pytest.json": json.dumps(spec),
+            "tests/tree/tests/test_h.py": hidden,
+            "solution/half.py": "def half(n):\n    return n // 2\n",
+        },
+        mode="pytest",
+    )
+    trees = [{"half.py": f"def half(n):\n    return {said}\n".encode()} for said in ("n // 2", "n >> 1", "1")]
+    good, shifted, wrong = await grader.grade(task, trees, seed=0)
+    assert good.solved and shifted.solved and not good.detected and not shifted.detected
+    assert not wrong.solved and "failed in its subtest" in wrong.reason and not wrong.detected
+
+
 async def test_reports_are_claims():
     mark, ids = "m" * 32, ["a::t", "a::u"]
     phases = ("setup", "call", "teardown")

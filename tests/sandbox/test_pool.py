@@ -151,6 +151,31 @@ def test_SBX_1_killing_the_worker_leaves_nothing(kill: int):
     assert not alive
 
 
+def test_SBX_1_what_a_killed_pool_left_on_disk_goes_when_boxes_are_next_tried():
+    """The probe begins with that too: it opens a pool."""
+    source = (
+        "import asyncio\nfrom stretto.config import SandboxConfig\nfrom stretto.sandbox.pool import BoxPool\n"
+        "async def main():\n"
+        "    pool = BoxPool(SandboxConfig(warm=1))\n"
+        "    await pool.start()\n"
+        "    print(pool.carrier.recipe.folder, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, cwd=ROOT)
+    assert worker.stdout is not None
+    folder = Path(worker.stdout.readline().decode().strip())
+    worker.kill()
+    worker.wait()
+    worker.stdout.close()
+    assert folder.name.startswith("boxes-") and folder.is_dir()
+    deadline = time.monotonic() + 10  # the kernel gives back the dead pool's lock when its last process is gone
+    while folder.exists() and time.monotonic() < deadline:
+        check.starts.cache_clear()
+        check.starts()
+    assert not folder.exists()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 def test_works_for_an_ordinary_user():
     site = Path(psutil.__file__).parents[1]

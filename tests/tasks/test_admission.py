@@ -8,11 +8,14 @@ import random
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stretto.cli import main
+from stretto.config import GradingConfig
 from stretto.grading.attack import Attack
 from stretto.records import Task
+from stretto.sandbox.box import BoxLost
 from stretto.sandbox.pool import BoxPool
 from stretto.tasks import folder
 from stretto.tasks.admission import Checked, Checker, check_all, leaks, task_roots
@@ -72,6 +75,63 @@ async def test_an_attack_that_is_paid_is_named(pool: BoxPool) -> None:
     assert (await checker.check(GOOD)).reason == "hackable: the attack answer (class 8) is paid"
     checker.attacks = attacks[::2]
     assert (await checker.check(GOOD)).reason == ""
+    await checker.close()
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"without": ["gerp"]}, "did you mean grep"),
+        ({"set": "absent"}, "no tool set is named 'absent'"),
+        ({"set": ["code"]}, "must be the name of a set"),
+        ({"user": 3}, "user must be a text"),
+        ({"limits": {"observation": -1}}, "not negative"),
+    ],
+)
+async def test_a_wrong_table_of_tools_is_a_sentence(table: dict, said: str, pool: BoxPool) -> None:
+    checker = Checker(pool, times=1)
+    reason = (await checker.check(msgspec.structs.replace(GOOD, tools=table))).reason
+    assert reason.startswith("malformed: the tools of task good") and said in reason
+    await checker.close()
+
+
+async def test_a_task_that_is_graded_without_a_guard_is_quarantined(pool: BoxPool) -> None:
+    script = "mkdir -p /logs/verifier\ngrep -q '7 + 1' solution.py && echo 1 > /logs/verifier/reward.txt\n"
+    grading = {"tests/test.sh": script, "solution/solution.py": GOOD.grading["solution/solution.py"]}
+    task = Task(id="s", split="", instruction="Do.", files=GOOD.files, grading=grading, mode="script")
+    checker = Checker(pool, times=1)
+    assert (await checker.check(task)).reason.startswith("unguarded: no Python test of the task can be turned")
+    await checker.close()
+
+
+async def test_SBX_3_a_task_whose_boxes_fail_each_time_is_at_fault_where_others_start(pool: BoxPool) -> None:
+    """No wait and no retry makes a workspace that does not fit; the machine is not to blame."""
+    grading = {**GOOD.grading, "solution/solve.sh": "true"}
+    large = msgspec.structs.replace(GOOD, files={"solution.py": "#" * (2 << 20)}, grading=grading)
+    checker = Checker(pool, times=1)
+    checked = await checker.check_with_patience(msgspec.structs.replace(large, limits={"workspace_mib": 1}))
+    assert checked.reason.startswith("broken:"), checked
+    calls = 0
+
+    async def lost(task: Task) -> Checked:
+        nonlocal calls
+        calls += 1
+        raise BoxLost("it died")
+
+    checker.check = lost
+    assert "its boxes failed 3 times, and others start: it died" in (await checker.check_with_patience(GOOD)).reason
+    assert calls == 3
+    await checker.close()
+
+
+async def test_an_attack_that_hangs_costs_as_long_as_it_says(pool: BoxPool) -> None:
+    attacks = [
+        Attack("hangs", "24", "", ("oracle",), "echo 'while True: pass' > solution.py", seconds=0.5),
+        Attack("waits", "24", "", ("oracle",), "sleep 60", seconds=0.5),
+    ]
+    checker = Checker(pool, attacks, times=1, grading=GradingConfig(seconds=60.0))
+    assert not (checked := await checker.check(GOOD)).reason
+    assert checked.seconds < 30
     await checker.close()
 
 

@@ -8,6 +8,7 @@ hangs, exits, floods, answers with objects. Values are compared outside, so noth
 from __future__ import annotations
 
 import contextlib
+import math
 
 from stretto.grading.compare import Foreign, Raised, Report, Returned, agrees, decode_reports, plainly
 from stretto.grading.oracle import DRIVER, KEEP, Call, Oracle, OracleSpec, last_line, plain, read_spec, request, short
@@ -27,12 +28,14 @@ class OracleMode:
         self.pool, self.hidden_calls, self.seconds = pool, hidden_calls, seconds
         self.oracle = Oracle(pool, seconds)
 
-    async def grade(self, task: Task, submissions: list[dict[str, bytes]], seed: int) -> list[Grade]:
+    async def grade(
+        self, task: Task, submissions: list[dict[str, bytes]], seed: int, most: float = math.inf
+    ) -> list[Grade]:
         """One grade per submission, in order. Raises TaskBroken, and BoxLost for the oracle's box."""
         spec = read_spec(task)
         calls = await self.oracle.calls(task, spec, self.hidden_calls, seed)
         expected = await self.oracle.expected(task, spec, calls)
-        async with Bench(self.pool, spec.seconds or self.seconds) as bench:
+        async with Bench(self.pool, min(spec.seconds or self.seconds, most)) as bench:
             return [await judge(bench, sources(files), spec, calls, expected) for files in submissions]
 
     async def close(self) -> None:

@@ -63,14 +63,16 @@ class ScriptMode:
         self._lingers: dict[str, bool] = {}
         self._turn = asyncio.Lock()
 
-    async def grade(self, task: Task, submissions: list[dict[str, bytes]], seed: int) -> list[Grade]:
+    async def grade(
+        self, task: Task, submissions: list[dict[str, bytes]], seed: int, most: float = math.inf
+    ) -> list[Grade]:
         """One grade per submission, in order. Raises TaskBroken, and BoxLost for the reference's box."""
         spec = read_script(task)
         index = random.Random(f"{task.id}/{seed}").randrange(VARIANTS)
         twinned = turned(task, random.Random(f"{task.id}/{index}"))
         async with self._turn:
             guarded = await self._guarded(task, spec, twinned, index)
-        return await asyncio.gather(*(self._judge(task, spec, files, twinned, guarded) for files in submissions))
+        return await asyncio.gather(*(self._judge(task, spec, files, twinned, guarded, most) for files in submissions))
 
     async def _guarded(self, task: Task, spec: ScriptSpec, twinned: Task, index: int) -> bool:
         """Whether twins tell: the reference is paid for the originals and not for them. Raises TaskBroken, BoxLost."""
@@ -93,17 +95,17 @@ class ScriptMode:
         return self._references[key]
 
     async def _judge(
-        self, task: Task, spec: ScriptSpec, files: dict[str, bytes], twinned: Task, guarded: bool
+        self, task: Task, spec: ScriptSpec, files: dict[str, bytes], twinned: Task, guarded: bool, most: float
     ) -> Grade:
         try:
-            first = await self.run(task, spec, files)
+            first = await self.run(task, spec, files, most)
             if first.survivors and not self._lingers.get(fingerprint(task), True):
                 return Grade(False, Outcome.SCORED, 0, 1, f"{first.survivors} processes outlived the script")
             if not first.full:
                 return Grade(False, Outcome.SCORED, 0, 1, first.reason or f"the script's reward is {first.reward:g}")
             again = 2 * [(task, True), (twinned, False)] if guarded else []
             for which, pays in secrets.SystemRandom().sample(again, len(again)):
-                paid = await self.run(which, spec, files)
+                paid = await self.run(which, spec, files, most)
                 if paid.full and not pays:
                     reason = "the script paid although its tests were turned into tests that can't pass"
                     return Grade(False, Outcome.VOID, 1, 1, reason, [TWIN])
@@ -117,7 +119,7 @@ class ScriptMode:
             return Grade(False, Outcome.INFRA, 0, 1, str(error))
         return Grade(True, Outcome.SCORED, 1, 1, "" if guarded else UNGUARDED)
 
-    async def run(self, task: Task, spec: ScriptSpec, files: dict[str, bytes]) -> Paid:
+    async def run(self, task: Task, spec: ScriptSpec, files: dict[str, bytes], most: float = math.inf) -> Paid:
         """The script over a submission. Raises TreeRefused, BoxBroken, BoxLost."""
         tree = restored(task, files, spec.protected, spec.remove, spec.unprotected)
         mark = secrets.token_hex(16)
@@ -128,7 +130,7 @@ class ScriptMode:
         }
         order = {"mark": mark, "files": tests, "libraries": bool(task.libraries)}
         async with self._slots:
-            question, seconds = json.dumps(order).encode(), task.limits.get("seconds", spec.seconds)
+            question, seconds = json.dumps(order).encode(), min(task.limits.get("seconds", spec.seconds), most)
             result = await run_fresh(self.pool, task, tree, DRIVER, question, seconds, task.libraries)
         if result.timed_out:
             return Paid(0.0, "the script ran out of time")

@@ -8,13 +8,12 @@ agent gets the package without those tests, and the symptom of one as the report
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import random
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from stretto.records import Task
 from stretto.sandbox.pool import BoxPool
@@ -22,15 +21,17 @@ from stretto.tasks.factories.edits import Edit, Source, apply, first_line, funct
 from stretto.tasks.factories.operators import edits
 from stretto.tasks.factories.package import Package, support
 from stretto.tasks.factories.prune import without
-from stretto.tasks.factories.suite import Change, Suite, Test, Verdict
+from stretto.tasks.factories.suite import Change, Suite, Test, Trial, Verdict
 
 COVERING, GUARDING = 40, 40
 """Tests run per mutant: the most specific that call the function, and others beside them that must go on passing."""
 PER_FUNCTION = 6
 """Edits tried in one function, and at most so many tasks with a bug in it."""
 ROUND = 96
-SECONDS = 10.0
-"""Limit of one mutant's tests: a hang is no symptom worth a task."""
+SECONDS, TIMES_AS_LONG = 2.0, 10
+"""Limit of one mutant's tests: so long, and so many times what they take without a bug. A hang is no symptom worth a
+task."""
+FRESH_SECONDS = 30.0
 STUBS = ("raise NotImplementedError", "return None")
 MULTIPLE = 0.35
 """Share of tasks with two or three bugs."""
@@ -53,7 +54,7 @@ class Mutant:
     """One or several edits, each in a function of its own, and what the tests said of them."""
 
     sites: tuple[tuple[Place, Edit], ...]
-    verdict: Verdict
+    verdict: Verdict = field(hash=False)
 
     @property
     def changes(self) -> list[Change]:
@@ -72,12 +73,14 @@ class Mutator:
         self.package, self.suite = package, Suite(package, pool, libraries)
         self.rng = random.Random(f"mutate/{package.title}/{seed}")
         self.tests: list[Test] = []
+        self.took: dict[str, float] = {}
         self.sites: list[tuple[Place, Edit]] = []
         self.tried = 0
 
     async def survey(self) -> str:
         """Find what there is to change; what was found, as a sentence."""
         self.tests = await self.suite.survey()
+        self.took = {test.id: test.seconds for test in self.tests}
         places = find_places(self.package, self.tests)
         sites = [
             (place, edit)
@@ -95,11 +98,12 @@ class Mutator:
         used: dict[tuple[str, int], int] = defaultdict(int)
         made = 0
         while made < count and self.tried < len(self.sites):
-            batch, self.tried = self.sites[self.tried : self.tried + ROUND], self.tried + ROUND
-            sites = [site for site in batch if sound(self.package, *site)]
-            killed = await kill(self.suite, [((site,), site[0].tests) for site in sites])
+            size = min(ROUND, 8 + 3 * (count - made))
+            batch, self.tried = self.sites[self.tried : self.tried + size], self.tried + size
+            sites = [site for site in batch if differs(self.package, *site)]
+            killed = await kill(self.suite, [Mutant((site,), Verdict()) for site in sites], self.took)
             chosen = choose(killed, used, count - made, self.rng)
-            for mutant in (await confirm(self.suite, chosen, self.tests))[: count - made]:
+            for mutant in (await confirm(self.suite, chosen, self.tests, self.took))[: count - made]:
                 made += 1
                 yield task_of(self.package, mutant, self.suite.libraries, self.rng)
 
@@ -126,13 +130,9 @@ def find_places(package: Package, tests: Sequence[Test]) -> dict[Place, list[Edi
     return found
 
 
-def sound(package: Package, place: Place, edit: Edit) -> bool:
-    """Whether the edited file is Python, and another program than before."""
+def differs(package: Package, place: Place, edit: Edit) -> bool:
+    """Whether the edit makes another text; whether that is Python is found out in a box."""
     data = (package.root / place.file).read_bytes()
-    try:
-        compile(apply(data, [edit]), "edited", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError):
-        return False
     return data[edit.start : edit.end].decode().strip() != edit.text.strip()
 
 
@@ -147,17 +147,14 @@ def spread(sites: list[tuple[Place, Edit]]) -> list[tuple[Place, Edit]]:
     return [sites[at] for *_, at in sorted(keyed)]
 
 
-async def kill(suite: Suite, trials: Sequence[tuple[tuple[tuple[Place, Edit], ...], Sequence[str]]]) -> list[Mutant]:
-    """Those that tests kill, on live functions; none that crash, hang or can't be put in."""
-    mutants = [Mutant(sites, Verdict()) for sites, _ in trials]
-    half = len(trials) // 2
-    jobs = [(mutant.changes, tests) for mutant, (_, tests) in zip(mutants, trials, strict=True)]
-    first, second = await asyncio.gather(suite.swap(jobs[:half], SECONDS), suite.swap(jobs[half:], SECONDS))
-    return [
-        replace(mutant, verdict=verdict)
-        for mutant, verdict in zip(mutants, [*first, *second], strict=True)
-        if verdict.failed and not verdict.refused
-    ]
+async def kill(suite: Suite, mutants: Sequence[Mutant], took: dict[str, float]) -> list[Mutant]:
+    """Those that a test kills, on live functions; none that crash, hang or can't be put in."""
+    said = await suite.swap([on_live(mutant.changes, mutant.sites[0][0].tests, took) for mutant in mutants])
+    return [mutant for mutant, verdict in zip(mutants, said, strict=True) if verdict.failed and not verdict.refused]
+
+
+def on_live(changes: Sequence[Change], tests: Sequence[str], took: dict[str, float]) -> Trial:
+    return Trial(changes, tests, SECONDS + TIMES_AS_LONG * sum(took[id] for id in tests))
 
 
 def choose(killed: list[Mutant], used: dict[tuple[str, int], int], count: int, rng: random.Random) -> list[Mutant]:
@@ -185,26 +182,32 @@ def key(mutant: Mutant) -> tuple[str, int]:
     return place.file, place.line
 
 
-async def confirm(suite: Suite, mutants: list[Mutant], tests: Sequence[Test]) -> list[Mutant]:
-    """Those that fail twice more in a new process with the bugs on disk, each site by a test of its own function, and
+async def confirm(suite: Suite, mutants: list[Mutant], tests: Sequence[Test], took: dict[str, float]) -> list[Mutant]:
+    """Those that fail twice more in new processes with the bugs on disk, each site by a test of its own function, and
     that fail too when the functions are stubs or return a constant.
 
     The verdict then holds what failed, and what passed both with and without the bugs.
     """
-    wanted = [required(mutant, tests) for mutant in mutants]
-    fresh = [(mutant.changes, ids) for mutant, ids in zip(mutants, wanted, strict=True)]
-    once, again = await asyncio.gather(suite.fresh(fresh, 3 * SECONDS), suite.fresh(fresh, 3 * SECONDS))
-    kept = []
-    for mutant, ids, verdict, second in zip(mutants, wanted, once, again, strict=True):
-        steady = verdict.passed == second.passed and set(verdict.failed) == set(second.failed)
-        if verdict.refused or not steady or verdict.passed | set(verdict.failed) != set(ids):
-            continue  # it fails at times, or stops the import: found at once
-        if all(any(id in verdict.failed for id in place.tests) for place, _ in mutant.sites):
-            kept.append(replace(mutant, verdict=verdict))
-    stubs = [(stubbed(suite.package, mutant, body), [*mutant.verdict.failed]) for body in STUBS for mutant in kept]
-    said = await suite.swap(stubs, SECONDS)
-    paid = {n % len(kept) for n, verdict in enumerate(said) if not verdict.failed and not verdict.refused}
-    return [mutant for n, mutant in enumerate(kept) if n not in paid]
+    trials = {mutant: Trial(mutant.changes, required(mutant, tests), FRESH_SECONDS) for mutant in mutants}
+    once = dict(zip(mutants, await suite.fresh([*trials.values()]), strict=True))
+    left = [mutant for mutant in mutants if tells(mutant, once[mutant], trials[mutant].tests)]
+    again = await suite.fresh([trials[mutant] for mutant in left])
+    kept = [
+        replace(mutant, verdict=once[mutant])
+        for mutant, second in zip(left, again, strict=True)
+        if once[mutant].passed == second.passed and once[mutant].failed.keys() == second.failed.keys()
+    ]
+    for body in STUBS:
+        said = await suite.swap([on_live(stubbed(suite.package, m, body), [*m.verdict.failed], took) for m in kept])
+        kept = [mutant for mutant, verdict in zip(kept, said, strict=True) if verdict.failed or verdict.refused]
+    return kept
+
+
+def tells(mutant: Mutant, verdict: Verdict, ids: Sequence[str]) -> bool:
+    """Whether every test had its say, and each site fails a test of its own; else a bug stops the import, say."""
+    if verdict.refused or verdict.passed | verdict.failed.keys() != set(ids):
+        return False
+    return all(any(id in verdict.failed for id in place.tests) for place, _ in mutant.sites)
 
 
 def stubbed(package: Package, mutant: Mutant, body: str) -> list[Change]:

@@ -5,7 +5,9 @@ Never run on the host: tests are code of strangers. See `suite_driver.py` for wh
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -27,6 +29,8 @@ TEST_SECONDS = 1.0
 FILE_SECONDS = 120.0
 BATCH = 48
 """Jobs of one box: as many are lost when one of them breaks it."""
+LEAST = 4
+"""Jobs for which a second box, which collects the tests once more, is worth it."""
 BOXES = SandboxConfig(seconds=30.0, memory_mib=1536, workspace_mib=192, warm=0)
 
 
@@ -48,6 +52,15 @@ class Test:
     @property
     def file(self) -> str:
         return self.id.partition("::")[0]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Changed functions, the tests to run on them, and how many seconds these may take."""
+
+    changes: Sequence[Change]
+    tests: Sequence[str]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -120,14 +133,13 @@ class Suite:
                     tests.append(Test(id, seen["seconds"], calls))
         return tests
 
-    async def swap(self, trials: Sequence[tuple[Sequence[Change], Sequence[str]]], seconds: float) -> list[Verdict]:
-        """Each trial: changed functions and the tests to run, on live functions."""
-        files = sorted({id.partition("::")[0] for _, tests in trials for id in tests})
-        return await self._try("swap", trials, seconds, files)
+    async def swap(self, trials: Sequence[Trial]) -> list[Verdict]:
+        """Changed functions and the tests to run, on live functions; a trial ends with its first failure."""
+        return await self._try("swap", trials)
 
-    async def fresh(self, trials: Sequence[tuple[Sequence[Change], Sequence[str]]], seconds: float) -> list[Verdict]:
-        """The same on edited files, everything imported anew."""
-        return await self._try("fresh", trials, seconds, [])
+    async def fresh(self, trials: Sequence[Trial]) -> list[Verdict]:
+        """The same on edited files, everything imported anew, and all of the tests."""
+        return await self._try("fresh", trials)
 
     async def whole(self, seconds: float) -> Verdict:
         """All tests, everything imported anew; a file that can't be collected has failed under its own name."""
@@ -137,18 +149,19 @@ class Suite:
         verdict = _verdict(answer)
         return replace(verdict, failed=verdict.failed | broken)
 
-    async def _try(
-        self, do: str, trials: Sequence[tuple[Sequence[Change], Sequence[str]]], seconds: float, files: list[str]
-    ) -> list[Verdict]:
-        jobs = [
-            {"do": do, "changes": [_job(change) for change in changes], "tests": list(tests), "seconds": seconds}
-            for changes, tests in trials
-        ]
-        verdicts: list[Verdict] = []
-        for start in range(0, len(jobs), BATCH):
-            _, answers = await self._run(jobs[start : start + BATCH], do == "fresh", files)
-            verdicts += map(_verdict, answers)
-        return verdicts
+    async def _try(self, do: str, trials: Sequence[Trial]) -> list[Verdict]:
+        """In as many boxes at once as there are cores, while there is enough to do in each."""
+        boxes = min(os.cpu_count() or 1, -(-len(trials) // LEAST))
+        size = min(-(-len(trials) // max(boxes, 1)), BATCH)
+        parts = [trials[start : start + size] for start in range(0, len(trials), max(size, 1))]
+        gate = asyncio.Semaphore(max(boxes, 1))
+
+        async def one(part: Sequence[Trial]) -> list[Verdict]:
+            async with gate:
+                _, answers = await self._run([_job(do, trial) for trial in part], do == "fresh", _files(part))
+            return [_verdict(answer) for answer in answers]
+
+        return [verdict for found in await asyncio.gather(*map(one, parts)) for verdict in found]
 
     async def _run(
         self, jobs: list[dict[str, Any]], fresh: bool, files: Iterable[str]
@@ -197,9 +210,16 @@ def plugins(libraries: Iterable[str]) -> list[str]:
     )
 
 
-def _job(change: Change) -> dict[str, Any]:
-    edits = [[edit.start, edit.end, edit.text] for edit in change.edits]
-    return {"file": change.file, "line": change.line, "edits": edits}
+def _job(do: str, trial: Trial) -> dict[str, Any]:
+    changes = [
+        {"file": change.file, "line": change.line, "edits": [[e.start, e.end, e.text] for e in change.edits]}
+        for change in trial.changes
+    ]
+    return {"do": do, "changes": changes, "tests": list(trial.tests), "seconds": trial.seconds}
+
+
+def _files(trials: Iterable[Trial]) -> list[str]:
+    return sorted({id.partition("::")[0] for trial in trials for id in trial.tests})
 
 
 def _verdict(answer: dict[str, Any]) -> Verdict:

@@ -6,10 +6,11 @@ that it costs milliseconds, starts from the same state as all others, and may cr
 | Job | What the child does | Answer |
 |---|---|---|
 | `survey` | runs one file's tests, tracing calls | per test: outcome, seconds, functions it called |
-| `swap` | gives a live function the code it has in an edited file, runs tests | per test: outcome, and how it failed |
-| `fresh` | edits files on disk, imports and collects everything anew, runs tests | the same |
+| `swap` | gives a live function the code it has in an edited file, runs tests until one fails | per test: outcome |
+| `fresh` | edits files on disk, imports and collects everything anew, runs tests | and how it failed |
 
-In `fresh` order nothing is collected in the parent, so that no module of the package is loaded there.
+In `fresh` order nothing is collected in the parent, so that no module of the package is loaded there. What a first
+child compiles is kept outside the workspace, and the others read it: most of a collection is pytest rewriting tests.
 
 stdin: JSON `{"libraries", "paths", "module", "files", "plugins", "options", "fresh", "jobs"}`.
 stdout: a JSON line per job, after one with what was collected, what could not be, and where else the module under test
@@ -31,6 +32,10 @@ ROOT = os.getcwd()
 NULL = os.devnull
 LONGEST = 12
 """Lines kept of a failure."""
+CACHE = "/tmp/bytecode"
+COLLECT_SECONDS = 60.0
+LATER = 60
+"""Seconds by which an edited file is younger than the original: equally long, it would else pass for it."""
 
 
 def arguments():
@@ -89,8 +94,8 @@ class Server(Watch):
             self.answer(said)
         return True
 
-    def run(self, ids, traced=False):
-        """Run the tests `ids` in this process."""
+    def run(self, ids, traced=False, until_failure=False):
+        """Run the tests `ids` in this process, perhaps only until one of them fails."""
         items = [self.items[id] for id in ids if id in self.items]
         calls = {}
         for item, following in zip(items, [*items[1:], None]):
@@ -99,6 +104,8 @@ class Server(Watch):
                 trace(called)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             trace(None)
+            if until_failure and not self.tests.get(item.nodeid, {"ok": True})["ok"]:
+                break
         return calls
 
     def survey(self, job):
@@ -106,7 +113,7 @@ class Server(Watch):
         calls = self.run(ids, traced=job["trace"])
         for id, called in calls.items():
             if id in self.tests:
-                self.tests[id]["calls"] = sorted(called)
+                self.tests[id]["calls"] = sorted((os.path.relpath(path, ROOT), line) for path, line in called)
         return {"tests": self.tests}
 
     def swap(self, job):
@@ -123,7 +130,7 @@ class Server(Watch):
                     function.__code__ = code
                 except (ValueError, TypeError) as error:
                     return {"refused": str(error)}
-        self.run(job["tests"])
+        self.run(job["tests"], until_failure=True)
         return {"tests": self.tests}
 
 
@@ -133,8 +140,7 @@ def fresh(job, settings):
         path = os.path.join(ROOT, change["file"])
         with open(path, "rb") as file:
             data = edited(file.read(), change["edits"])
-        with open(path, "wb") as file:
-            file.write(data)
+        write(path, data, os.stat(path).st_mtime + LATER)
     import pytest
 
     only = job["tests"]
@@ -142,6 +148,23 @@ def fresh(job, settings):
     watch = Watch(only if only is None else set(only))
     pytest.main([*arguments(), "--continue-on-collection-errors", *settings, *files], plugins=[watch])
     return {"tests": watch.tests, "broken": watch.broken}
+
+
+def compiled(files, settings):
+    """Collect `files` once, so that the bytecode of all that they import lies in `CACHE`."""
+    import pytest
+
+    sys.dont_write_bytecode = False
+    quiet = ["--collect-only", "--continue-on-collection-errors"]
+    pytest.main([*arguments(), *quiet, *settings, *files])
+    return {}
+
+
+def write(path, data, changed):
+    """The file with `data` and that time of change, by which bytecode is told from that of another text."""
+    with open(path, "wb") as file:
+        file.write(data)
+    os.utime(path, (changed, changed))
 
 
 def told(report):
@@ -162,7 +185,7 @@ def trace(called):
     def enter(frame, event, argument):
         code = frame.f_code
         if code.co_filename.startswith(ROOT):
-            called.add((os.path.relpath(code.co_filename, ROOT), code.co_firstlineno))
+            called.add((code.co_filename, code.co_firstlineno))
 
     hook = None if called is None else enter
     threading.settrace(hook)
@@ -263,15 +286,18 @@ def main():
         settings += ["-o", f"{name}={value}"]
     if order["fresh"]:
         answer({})
+        if len(order["jobs"]) > 1:
+            sys.pycache_prefix = CACHE
+            apart(lambda: compiled(order["files"], settings), COLLECT_SECONDS)
         for job in order["jobs"]:
             before = {}
             for change in job["changes"]:
-                with open(os.path.join(ROOT, change["file"]), "rb") as file:
-                    before[change["file"]] = file.read()
+                path = os.path.join(ROOT, change["file"])
+                with open(path, "rb") as file:
+                    before[path] = file.read(), os.stat(path).st_mtime
             answer(apart(lambda job=job: fresh(job, settings), job["seconds"]))
-            for path, data in before.items():
-                with open(os.path.join(ROOT, path), "wb") as file:
-                    file.write(data)
+            for path, (data, changed) in before.items():
+                write(path, data, changed)
     else:
         server = Server(order["jobs"], answer, twin(order["module"]))
         code = pytest.main(
