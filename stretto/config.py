@@ -343,6 +343,9 @@ class EngineConfig(Section):
     """What activations and KV cache are rounded to; weights hold bf16 values either way."""
     threads: Positive = 1
     """Compute threads of each engine process."""
+    speculate: int = Field(default=0, ge=0, le=16)
+    """Tokens guessed ahead and verified in one pass while few sequences are sampled: by the checkpoint's heads for
+    multi-token prediction or, without any, by what its text repeats. The distribution stays the same. 0: none."""
 
 
 class WeightsConfig(Section):
@@ -452,6 +455,11 @@ class Config(Section):
                     "leave it at 1, or use engine.backend = vllm"
                 )
             return
+        if engine.speculate:
+            raise ValueError(
+                f"engine.speculate is {engine.speculate}, but only the native engine guesses ahead: leave it at 0, or "
+                "use engine.backend = native"
+            )
         if self.model.numerics == "exact":
             raise ValueError(
                 "model.numerics is exact, which vLLM does not hold: use ordered, or engine.backend = native"

@@ -228,43 +228,6 @@ def dispatch(h, width, rows_N, layer, experts_TLK, sizes_E, place_NK, out):
 
 
 @compiled()
-def products(x, width, weights, height, sizes_E, out):
-    """The product of each expert's rows of x, `width` wide, with its `height` rows of weights; both multiples of
-    `LANES`. Four rows of each at a time, whose sixteen sums are then the lanes of one vector."""
-    tile = np.empty(LANES, np.float32)
-    start = 0
-    for e in range(len(sizes_E)):
-        end = start + sizes_E[e]
-        for b in range(0, height, 4):
-            w = (e * height + b) * width
-            for r in range(start, end, 4):  # rows beyond the end are the last one again, and not written
-                x0, x1, x2, x3 = r, min(r + 1, end - 1), min(r + 2, end - 1), min(r + 3, end - 1)
-                s0, s1, s2, s3, s4, s5, s6, s7 = zero(), zero(), zero(), zero(), zero(), zero(), zero(), zero()
-                s8, s9, s10, s11, s12, s13, s14, s15 = zero(), zero(), zero(), zero(), zero(), zero(), zero(), zero()
-                for i in range(0, width, LANES):
-                    w0, w1 = load(weights, w + i), load(weights, w + width + i)
-                    w2, w3 = load(weights, w + 2 * width + i), load(weights, w + 3 * width + i)
-                    lanes = load(x, x0 * width + i)
-                    s0, s1, s2, s3 = fma(lanes, w0, s0), fma(lanes, w1, s1), fma(lanes, w2, s2), fma(lanes, w3, s3)
-                    lanes = load(x, x1 * width + i)
-                    s4, s5, s6, s7 = fma(lanes, w0, s4), fma(lanes, w1, s5), fma(lanes, w2, s6), fma(lanes, w3, s7)
-                    lanes = load(x, x2 * width + i)
-                    s8, s9, s10, s11 = fma(lanes, w0, s8), fma(lanes, w1, s9), fma(lanes, w2, s10), fma(lanes, w3, s11)
-                    lanes = load(x, x3 * width + i)
-                    s12, s13, s14, s15 = (
-                        fma(lanes, w0, s12),
-                        fma(lanes, w1, s13),
-                        fma(lanes, w2, s14),
-                        fma(lanes, w3, s15),
-                    )
-                store(tile, 0, sums(s0, s1, s2, s3, s4, s5, s6, s7, s8, s9, s10, s11, s12, s13, s14, s15))
-                for k in range(min(4, end - r)):
-                    for c in range(4):
-                        out[(r + k) * height + b + c] = tile[4 * k + c]
-        start = end
-
-
-@compiled()
 def swiglu(joint, rows, width, out):
     """silu(gate) * up, from rows that hold the gate first."""
     one, none = fill(np.float32(1)), zero()

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from stretto.engine import compiled
 from stretto.engine.cache import KVCache, SlotAttend, chunk_mask
+from stretto.engine.products import products
 from stretto.engine.scheduler import Chunk, Plan
 from stretto.engine.simd import LANES
 from stretto.model.attention import Attention
@@ -46,15 +47,22 @@ class Passed(NamedTuple):
 
     hidden_ND: Tensor  # after the final norm, of the rows to be sampled from
     routes_TLK: np.ndarray | None  # None for a dense network
+    hidden_TD: Tensor | None = None  # the same of all rows, where they were asked for
+
+    def rows(self, kept: np.ndarray) -> Passed:
+        """Of some rows of a pass whose rows are all sampled from."""
+        hidden_ND = self.hidden_ND[torch.from_numpy(kept)]
+        routes_TLK = None if self.routes_TLK is None else self.routes_TLK[kept]
+        return Passed(hidden_ND, routes_TLK, None if self.hidden_TD is None else hidden_ND)
 
 
 class Forward(Protocol):
     def __call__(self, plan: Plan) -> Passed: ...
 
 
-def forward_of(model: Transformer, cache: KVCache) -> Forward:
-    """The fastest there is for this network."""
-    return Stepped(model, cache) if steps_fit(model) else Defined(model, cache)
+def forward_of(model: Transformer, cache: KVCache, every_row: bool = False) -> Forward:
+    """The fastest there is for this network. With `every_row` a pass also gives `Passed.hidden_TD`."""
+    return Stepped(model, cache, every_row) if steps_fit(model) else Defined(model, cache)
 
 
 def steps_fit(model: Transformer) -> bool:
@@ -103,7 +111,7 @@ class Defined:
         ids_T, positions_T = torch.from_numpy(plan.ids_T), torch.from_numpy(plan.positions_T)
         out = self._model(ids_T, positions_T, SlotAttend(self._cache, plan), capture=True)
         routes_TLK = None if out.routes_TLK is None else out.routes_TLK.numpy()
-        return Passed(out.hidden_TD[torch.from_numpy(plan.sampled_N)], routes_TLK)
+        return Passed(out.hidden_TD[torch.from_numpy(plan.sampled_N)], routes_TLK, out.hidden_TD)
 
 
 def join(model: Transformer) -> None:
@@ -206,6 +214,12 @@ class _Layer:
             self.down = [mlp.down_proj.weight.detach().t()]
 
 
+def angle_tables(spec: ModelSpec, positions: int) -> list[np.ndarray]:
+    """cos and sin of every position, flat."""
+    angles = rotary_angles(torch.arange(positions), spec.rotary_dim, spec.rope_theta, torch.float32, spec.yarn)
+    return [_flat(angle) for angle in angles]
+
+
 class _Split:
     """The rows that attend in the compiled loop, and the chunks whose scores are worth a product of matrices."""
 
@@ -225,21 +239,21 @@ class _Split:
 class Stepped:
     """The network in steps. Its weights may be loaded anew in place; they must not be moved."""
 
-    def __init__(self, model: Transformer, cache: KVCache) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, every_row: bool = False) -> None:
         spec = self._spec = model.spec
+        self._every_row = every_row
         self._embedding, self._norm = model.embed_tokens.weight.detach(), _numpy(model.norm.weight)
         blocks = [block for block in model.layers if isinstance(block, Block)]
         ranks = {layer: rank for rank, layer in enumerate(spec.moe_layers)}
         self._layers = [_Layer(block, ranks.get(number, -1)) for number, block in enumerate(blocks)]
         self._cache = cache
-        angles = rotary_angles(torch.arange(cache.tokens), spec.rotary_dim, spec.rope_theta, torch.float32, spec.yarn)
-        self._angles = [_flat(angle) for angle in angles]  # cos and sin of every position
+        self._angles = angle_tables(spec, cache.tokens)
         self._sizes_E = np.zeros(max(spec.experts, 1), np.int64)
         self._memory = _Memory(spec, 0)
         self._alone = torch.get_num_threads() == 1
 
     def __call__(self, plan: Plan) -> Passed:
-        rows, last = len(plan.ids_T), self._layers[-1]
+        rows, last = len(plan.ids_T), None if self._every_row else self._layers[-1]
         needed = max(rows, len(plan.sampled_N))  # one row may be sampled from for many slots
         if needed > self._memory.rows:
             self._memory = _Memory(self._spec, needed)
@@ -254,10 +268,13 @@ class Stepped:
                 self._dense(layer, rows_N, in_place=layer is not last)
             else:
                 self._experts(layer, all_T, rows_N, memory.flat.h if layer is last else memory.flat.x)
-        count = len(wanted_N)
-        hidden_ND = torch.empty(count, self._spec.hidden_size)
-        compiled.norm(memory.flat.h, memory.all_T[:count], self._norm, self._spec.rms_norm_eps, _flat(hidden_ND))
-        return Passed(hidden_ND, memory.routes_TLK[:rows] if self._spec.moe_layers else None)
+        routes_TLK = memory.routes_TLK[:rows] if self._spec.moe_layers else None
+        final, count = (memory.flat.x, rows) if last is None else (memory.flat.h, len(wanted_N))
+        hidden = torch.empty(count, self._spec.hidden_size)
+        compiled.norm(final, memory.all_T[:count], self._norm, self._spec.rms_norm_eps, _flat(hidden))
+        if last is None:
+            return Passed(hidden[torch.from_numpy(wanted_N)], routes_TLK, hidden)
+        return Passed(hidden, routes_TLK)
 
     def _attention(self, number: int, layer: _Layer, plan: Plan, split: _Split, all_T: np.ndarray) -> None:
         """x += attention(norm(x))."""
@@ -291,9 +308,9 @@ class Stepped:
         pairs = len(rows_N) * spec.experts_per_token
         if self._alone and pairs <= FEW * spec.experts:
             sizes_E, gate_up, down = self._sizes_E, *layer.stacks
-            compiled.products(flat.sorted, width, gate_up, 2 * inner, sizes_E, flat.joint)
+            products(flat.sorted, width, gate_up, 2 * inner, sizes_E, flat.joint)
             compiled.swiglu(flat.joint, pairs, inner, flat.inner)
-            compiled.products(flat.inner, inner, down, width, sizes_E, flat.sorted)
+            products(flat.inner, inner, down, width, sizes_E, flat.sorted)
         else:
             sizes, sorted_PD = self._sizes_E.tolist(), memory.sorted[:pairs]
             _each(sorted_PD, layer.gate_up, memory.joint[: pairs * 2 * inner].view(pairs, 2 * inner), sizes)

@@ -24,13 +24,16 @@ import torch
 import xxhash
 
 from stretto.config import EngineConfig
+from stretto.engine import lookahead
 from stretto.engine.cache import KVCache
 from stretto.engine.contract import Log
+from stretto.engine.drafter import Drafter, Guesser, Repeats, can_guess
 from stretto.engine.forward import logits, warm_up
 from stretto.engine.sampler import Drawn, sample, uniforms
 from stretto.engine.scheduler import Ended, Job, Plan, Scheduler, Streamed
 from stretto.engine.slots import Routes
 from stretto.engine.standby import Copy, Standby
+from stretto.model.mtp import Heads
 from stretto.model.transformer import Transformer
 from stretto.records import GenerateRequest, KvPolicy, WeightsTaken
 
@@ -48,6 +51,8 @@ class Counters:
     prefilled: int = 0  # rows of prompts that went through the network
     reused: int = 0  # prompt tokens that did not have to
     sampled: int = 0
+    guessed: int = 0
+    guessed_right: int = 0
     requests: int = 0
     swaps: int = 0
     busy_seconds: float = 0.0
@@ -85,6 +90,7 @@ class Runner:
         deliver: Callable[[Events], None],
         metrics: Log | None = None,
         failed: Callable[[BaseException], None] = lambda error: None,
+        heads: Heads | None = None,
     ):
         spec = model.spec
         layers, per_token = spec.route_shape
@@ -98,12 +104,19 @@ class Runner:
             Routes(layers, per_token, spec.experts),
         )
         kv_heads, key_dim, value_dim = spec.cache_shape
-        self.cache = KVCache(spec.layers, config.slots, kv_heads, config.max_tokens, key_dim, value_dim)
-        self.live = Copy(model, self.cache)
+        guesses = bool(config.speculate) and can_guess(heads, model)
+        layers = spec.layers + guesses  # the head that guesses is one more
+        self.cache = KVCache(layers, config.slots, kv_heads, config.max_tokens, key_dim, value_dim)
+        self.live = Copy(model, self.cache, every_row=guesses)
         warm_up(self.live.forward)
+        self.drafter: Drafter | None = None
+        if heads is not None and guesses:
+            self.drafter = Guesser(heads, self.cache, config.speculate)
+        elif config.speculate:
+            self.drafter = Repeats(config.speculate)
         one, none = np.ones(1, np.float32), np.zeros(1, np.int64)
         sample(torch.zeros(1, spec.vocab_size), one, one, none, uniforms(none, none))
-        self.standby = Standby(spec, model.numerics, self.cache)
+        self.standby = Standby(spec, model.numerics, self.cache, every_row=guesses)
         self._drain: Drain | None = None
         self._deliver, self._failed, self._metrics = deliver, failed, metrics
         self._keys = itertools.count(1)
@@ -253,8 +266,10 @@ class Runner:
         """One pass. Returns what it means for the callers."""
         self.cache.copy(plan.copies)
         model, version, scheduler = self.model, self.serving.version, self.scheduler
+        sequences = plan.decoding
+        if self.drafter is not None and lookahead.suits(plan):
+            plan = lookahead.extended(plan, self.drafter.propose(plan, scheduler, model))
         passed = self.live.forward(plan)
-        self.cache.copy(plan.twins)
         slots_N = plan.samplers_N
         if len(slots_N):
             drawn = sample(
@@ -267,10 +282,19 @@ class Runner:
             )
         else:
             drawn = Drawn(np.zeros(0, np.int32), np.zeros(0, np.float32), None)
+        if plan.decoding > sequences:
+            self.counters.guessed += plan.decoding - sequences
+            kept = lookahead.accepted(plan, drawn.ids_N, drawn.logprobs_N, scheduler.stop_SV)
+            plan, passed, drawn = lookahead.narrowed(plan, kept), passed.rows(kept), drawn.rows(kept)
+            self.counters.guessed_right += plan.decoding - sequences
         self.counters.passes += 1
-        self.counters.sampled += len(slots_N)
+        self.counters.sampled += len(plan.samplers_N)
         self.counters.prefilled += len(plan.slots_T) - plan.decoding
-        return scheduler.commit(plan, passed.routes_TLK, drawn.ids_N, drawn.logprobs_N, version, drawn.support)
+        events = scheduler.commit(plan, passed.routes_TLK, drawn.ids_N, drawn.logprobs_N, version, drawn.support)
+        if self.drafter is not None:
+            self.drafter.absorb(plan, scheduler, model, passed)
+        self.cache.copy(plan.twins)
+        return events
 
     def _count(self, events: Events) -> None:
         for event in events:

@@ -29,6 +29,14 @@ class Drawn(NamedTuple):
     logprobs_N: np.ndarray  # float32
     support: Support | None  # None when no row is truncated; else rows that are not have the whole vocabulary
 
+    def rows(self, kept: np.ndarray) -> Drawn:
+        """Of some rows."""
+        support = self.support
+        if support is not None:
+            each = support.split()
+            support = Support.join([each[row] for row in kept.tolist()])
+        return Drawn(self.ids_N[kept], self.logprobs_N[kept], support)
+
 
 def uniforms(seed_N: np.ndarray, position_N: np.ndarray) -> np.ndarray:
     """float64 [N] in [0, 1): SplitMix64 (doi 10.1145/2714064.2660195) of seed and position, 32 bits of it."""

@@ -226,7 +226,7 @@ class Scheduler:
         if routes_TLK is not None:
             slots.record(plan.slots_T, plan.positions_T, plan.ids_T, routes_TLK)
         slots.begin(plan.slots_T[plan.positions_T == 0], plan.serial)
-        slots.rows_S[plan.slots_T[: plan.decoding]] += 1
+        np.add.at(slots.rows_S, plan.slots_T[: plan.decoding], 1)  # a slot has several rows where guesses came true
         for chunk in plan.chunks:
             slots.rows_S[chunk.slot] += chunk.end - chunk.start
         for source, slot, rows in plan.twins:
@@ -237,7 +237,7 @@ class Scheduler:
         finite_N = np.isfinite(logprobs_N)
         at = (plan.samplers_N, plan.next_N)
         slots.ids_SM[at], slots.logprobs_SM[at], slots.versions_SM[at] = ids_N, logprobs_N, version
-        slots.known_S[plan.samplers_N] += 1
+        np.add.at(slots.known_S, plan.samplers_N, 1)
         for slot, one in zip(plan.samplers_N.tolist(), support.split() if support is not None else []):
             if self.active[slot].request.sampling.truncated:
                 self.active[slot].supports.append(one)

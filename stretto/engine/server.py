@@ -85,7 +85,8 @@ def serve(
             if numerics.exact:
                 selftest.check(spec, numerics)
             network = _load(model, numerics) if version >= 0 else checkpoint.empty(spec, numerics=numerics)
-            start = _native(network, config, version=version, seed=seed, name=name, metrics=metrics)
+            heads = checkpoint.load_heads(model) if config.speculate else None
+            start = _native(network, config, version=version, seed=seed, name=name, metrics=metrics, heads=heads)
     except ValueError as error:
         raise SystemExit(f"{name}: {error}") from None
 

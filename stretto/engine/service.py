@@ -18,6 +18,7 @@ from stretto.engine.contract import Fault, Gauge, Log, Status, Unavailable
 from stretto.engine.runner import Events, Runner, Serving
 from stretto.engine.scheduler import Ended, Streamed
 from stretto.engine.standby import model_fingerprint
+from stretto.model.mtp import Heads
 from stretto.model.transformer import Transformer
 from stretto.records import GenerateRequest, GenerateResponse, WeightsOrder, WeightsTaken
 
@@ -36,6 +37,7 @@ class Service:
         seed: int,
         name: str,
         metrics: Log | None = None,
+        heads: Heads | None = None,
     ):
         self._loop = asyncio.get_running_loop()
         self._queues: dict[int, asyncio.Queue[Event]] = {}
@@ -52,6 +54,7 @@ class Service:
             deliver=lambda events: self._call(self._dispatch, events),
             metrics=metrics,
             failed=lambda error: self._call(self._break, error),
+            heads=heads,
         )
         self.runner.start()
 
@@ -85,6 +88,8 @@ class Service:
             Gauge("sampled_tokens_total", "counter", "Tokens sampled", counters.sampled),
             Gauge("prefill_tokens_total", "counter", "Prompt tokens computed in chunks", counters.prefilled),
             Gauge("reused_tokens_total", "counter", "Prompt tokens whose KV was there already", counters.reused),
+            Gauge("guessed_tokens_total", "counter", "Tokens guessed ahead", counters.guessed),
+            Gauge("guessed_right_tokens_total", "counter", "Guessed tokens that were sampled", counters.guessed_right),
             Gauge("passes_total", "counter", "Forward passes", counters.passes),
             Gauge("swaps_total", "counter", "Weight versions taken over", counters.swaps),
             Gauge("busy_seconds_total", "counter", "Seconds in forward passes", round(counters.busy_seconds, 6)),

@@ -39,9 +39,9 @@ from stretto.weights.state import TensorEntry, fingerprint, root, tensor_hash
 class Copy:
     """One network in memory, and its forward pass into a cache."""
 
-    def __init__(self, model: Transformer, cache: KVCache) -> None:
+    def __init__(self, model: Transformer, cache: KVCache, every_row: bool = False) -> None:
         self.model = model.requires_grad_(False)
-        self.forward = forward_of(model, cache)  # may move weights together, so the views come after it
+        self.forward = forward_of(model, cache, every_row)  # may move weights together, so the views come after it
         self.named = checkpoint.named_tensors(model)
         self.entries: dict[str, TensorEntry] = {}  # of each published tensor, of what lies here; empty: not known
         self.dtype = "bf16"  # of the published tensors
@@ -97,10 +97,12 @@ class Copy:
 class Standby:
     """Memory for the next version. One load at a time; `exchange` hands it over and takes the old memory in return."""
 
-    def __init__(self, spec: ModelSpec, numerics: Numerics = PLAIN, cache: KVCache | None = None):
+    def __init__(
+        self, spec: ModelSpec, numerics: Numerics = PLAIN, cache: KVCache | None = None, every_row: bool = False
+    ):
         kv_heads, key_dim, value_dim = spec.cache_shape
         self._room = KVCache(spec.layers, 1, kv_heads, canary.TOKENS, key_dim, value_dim)
-        self.copy = Copy(checkpoint.empty(spec, numerics=numerics), cache or self._room)
+        self.copy = Copy(checkpoint.empty(spec, numerics=numerics), cache or self._room, every_row)
         self._changes: list[Change] | None = None  # what the live copy is about to have more than this one
         self._behind = True  # this copy is not the live one's equal
 

@@ -2,8 +2,8 @@
 
 Experts are stacked in memory and separate on disk; `named_tensors` gives the disk names as views into the stacks, so
 that one mapping serves loading, saving and publishing. Files we write are bf16 unless asked otherwise, and appear whole
-or not at all; only the routers' correction biases of DeepSeek-V3 stay float32. Layers for multi-token prediction, which
-lie in its checkpoints behind the last layer, are neither loaded nor written.
+or not at all; only the routers' correction biases of DeepSeek-V3 stay float32. Heads for multi-token prediction lie
+behind the last layer, as in its checkpoints; they are no part of the network, and have `load_heads` for themselves.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from stretto.model import deepseek, served
 from stretto.model.moe import Experts, SigmoidGate
+from stretto.model.mtp import Heads
 from stretto.model.norm import RMSNorm
 from stretto.model.numerics import PLAIN, Numerics
 from stretto.model.served import CORRECTION, SCALE
@@ -44,6 +47,8 @@ TOKENIZER_FILES = (
 )
 
 
+_Module = TypeVar("_Module", bound=nn.Module)
+
 HEAD = "lm_head.weight"
 SHARD_BYTES = 5_000_000_000
 """A larger checkpoint is written as several files of at most this size (or one tensor) and an index."""
@@ -54,14 +59,37 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, numerics: Numer
     for whatever does not fit."""
     folder = Path(folder)
     model = empty(load_spec(folder), dtype, numerics)
-    where = sources(folder, model.spec)
+    _fill(model, sources(folder, model.spec), folder)
+    return model
+
+
+def load_heads(folder: Path | str, dtype: torch.dtype = torch.float32, numerics: Numerics = PLAIN) -> Heads | None:
+    """The heads for multi-token prediction of a checkpoint, or None when its config has none. Copies of embedding and
+    output head beside them, as DeepSeek-V3 has, are not read. Raises CheckpointError."""
+    folder = Path(folder)
+    spec = load_spec(folder)
+    if not spec.mtp_layers:
+        return None
+    with torch.device("meta"):
+        heads = Heads(spec, numerics).to(dtype)
+    heads = _materialised(heads)
+    last = spec.layers + spec.mtp_layers
+    where = {n: path for n, path in _shards(folder).items() if spec.layers <= _layer(n) < last}
+    _fill(heads, {n: path for n, path in where.items() if not n.endswith(_SHARED)}, folder)
+    return heads
+
+
+_SHARED = (".embed_tokens.weight", ".shared_head.head.weight")
+
+
+def _fill(model: Transformer | Heads, where: dict[str, Path], folder: Path) -> None:
+    """Copy tensors from their files into the network."""
     scales = dict(_read({name: path for name, path in where.items() if name.endswith(SCALE)}))
     weights = {name: path for name, path in where.items() if name not in scales}
     _check_names(model, weights, str(folder))
     targets = named_tensors(model)
     for name, tensor in _read(weights):
         _copy(targets, name, tensor, str(folder), scales.get(name + SCALE))
-    return model
 
 
 def _read(where: Mapping[str, Path]) -> Iterator[tuple[str, Tensor]]:
@@ -98,8 +126,9 @@ def load_named(model: Transformer, tensors: Mapping[str, Tensor]) -> None:
         _copy(targets, name, tensors[name], "the given weights", tensors.get(name + SCALE))
 
 
-def named_tensors(model: Transformer) -> dict[str, Tensor]:
-    """Every weight under its Hugging Face name, as a detached view: writing into it changes the network.
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Every weight of a network, or of its heads, under its Hugging Face name, as a detached view: writing into it
+    changes the network.
 
     A tied head has no entry, as on disk. Names are in the order of the network, those of buffers (correction biases,
     which are not trained) behind all others.
@@ -139,8 +168,11 @@ def save(
     tokenizer_from: Path | str | None = None,
     shard_bytes: int = SHARD_BYTES,
     dtype: torch.dtype = torch.bfloat16,
+    heads: Heads | None = None,
 ) -> None:
     """Write config.json, model.safetensors (or shards and their index) and the tokenizer's files.
+
+    `heads` for multi-token prediction go into the same files; without them the config says that there are none.
 
     Whatever is served or published is bf16; another `dtype` gives a checkpoint of that dtype back as it came.
 
@@ -153,8 +185,10 @@ def save(
     replaced = staging.with_name(f"{staging.name}.replaced")
     try:
         staging.chmod(0o755)
-        _write_weights(named_tensors(model), staging, shard_bytes, dtype)
-        config = model.spec.to_hf() | {"torch_dtype": str(dtype).removeprefix("torch.")}
+        spec = replace(model.spec, mtp_layers=heads.spec.mtp_layers if heads else 0)
+        named = named_tensors(model) | (named_tensors(heads) if heads else {})
+        _write_weights(named, staging, shard_bytes, dtype)
+        config = spec.to_hf() | {"torch_dtype": str(dtype).removeprefix("torch.")}
         (staging / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for name in TOKENIZER_FILES:
             if tokenizer_from is not None and (source := Path(tokenizer_from) / name).is_file():
@@ -174,6 +208,11 @@ def empty(spec: ModelSpec, dtype: torch.dtype = torch.float32, numerics: Numeric
     """The network with memory but without values: fill every tensor before use."""
     with torch.device("meta"):
         model = Transformer(spec, numerics).to(dtype)
+    return _materialised(model)
+
+
+def _materialised(model: _Module) -> _Module:
+    """With memory in place of `meta`; correction biases are float32 whatever the rest is."""
     for gate in model.modules():
         if isinstance(gate, SigmoidGate):
             gate.e_score_correction_bias = gate.e_score_correction_bias.float()
@@ -249,11 +288,16 @@ def _shards(folder: Path) -> dict[str, Path]:
 
 
 def _wanted(where: dict[str, Path], spec: ModelSpec) -> dict[str, Path]:
-    """Without the layers for multi-token prediction, which only DeepSeek-V3's family has."""
-    if spec.model_type not in deepseek.FAMILY:
+    """Without the heads for multi-token prediction, about which the config of a DeepSeek-V3 may be silent."""
+    if spec.model_type not in deepseek.FAMILY and not spec.mtp_layers:
         return where
-    numbers = {name: re.match(r"model\.layers\.(\d+)\.", name) for name in where}
-    return {n: path for n, path in where.items() if (found := numbers[n]) is None or int(found[1]) < spec.layers}
+    return {name: path for name, path in where.items() if _layer(name) < spec.layers}
+
+
+def _layer(name: str) -> int:
+    """The number of the layer that a tensor belongs to; -1 for those outside of layers."""
+    found = re.match(r"model\.layers\.(\d+)\.", name)
+    return int(found[1]) if found else -1
 
 
 def _keys(path: Path) -> Iterable[str]:
@@ -264,7 +308,7 @@ def _keys(path: Path) -> Iterable[str]:
         raise CheckpointError(f"{path} can't be read: {error}") from None
 
 
-def _check_names(model: Transformer, given: Iterable[str], source: str) -> None:
+def _check_names(model: Transformer | Heads, given: Iterable[str], source: str) -> None:
     expected, given = set(named_tensors(model)), set(given)
     if model.spec.tie_embeddings:
         given.discard(HEAD)

@@ -1,8 +1,8 @@
 """What only the DeepSeek-V3 family has: latent attention, a sigmoid router with groups, shared experts, YaRN.
 
 DeepSeek-V3 (arXiv 2412.19437) and Kimi-K2 are one network with other sizes. Here are the records that `ModelSpec`
-carries for it, and their fields in `config.json`. Multi-token-prediction layers (`num_nextn_predict_layers`) are not
-part of the network that samples: they are neither read from a checkpoint nor written.
+carries for it, and their fields in `config.json`. Heads for multi-token prediction (`num_nextn_predict_layers`) are not
+part of the network that samples: see `mtp.py`.
 """
 
 from __future__ import annotations

@@ -131,6 +131,25 @@ def _rms_norm(x_NW, weight_W, eps, out_NW, scale_N, rounding):
                 out_NW[n, i] = x_NW[n, i] * scale * weight_W[i]
 
 
+@compiled(fastmath=SUMS)
+def _slope(x_NW, weight_W, dy_NW, row):
+    total = np.float32(0)
+    for i in range(x_NW.shape[1]):
+        total += dy_NW[row, i] * weight_W[i] * x_NW[row, i]
+    return total
+
+
+@compiled()
+def _rms_norm_backward(x_NW, weight_W, scale_N, dy_NW, dx_NW, dweight_W):
+    width = x_NW.shape[1]
+    for n in range(len(x_NW)):
+        scale = scale_N[n]
+        shrink = _slope(x_NW, weight_W, dy_NW, n) * scale * scale * scale / np.float32(width)
+        for i in range(width):
+            dx_NW[n, i] = dy_NW[n, i] * weight_W[i] * scale - x_NW[n, i] * shrink
+            dweight_W[i] += dy_NW[n, i] * x_NW[n, i] * scale
+
+
 @compiled()
 def _rotate(x_THd, cos_Td, sin_Td, out_THd, rounding):
     tokens, heads, width = x_THd.shape
@@ -178,6 +197,25 @@ def _swiglu_backward(joint_N2W, dout_NW, djoint_N2W):
 def _sigmoids(x_N, out_N):
     for n in range(len(x_N)):
         out_N[n] = _sigmoid(x_N[n])
+
+
+@compiled()
+def _softmax(z_NV, target_N, nats_N, total_N):
+    for n in range(len(z_NV)):
+        top, own = z_NV[n].max(), z_NV[n, target_N[n]]
+        for i in range(z_NV.shape[1]):
+            z_NV[n, i] = _exp(z_NV[n, i] - top)
+        total_N[n] = _total(z_NV[n], z_NV.shape[1])
+        nats_N[n] = np.log(total_N[n]) + top - own
+
+
+@compiled()
+def _softmax_slope(z_NV, total_N, target_N, slope):
+    for n in range(len(z_NV)):
+        share = slope / total_N[n]
+        for i in range(z_NV.shape[1]):
+            z_NV[n, i] *= share
+        z_NV[n, target_N[n]] -= slope
 
 
 @compiled()
@@ -278,6 +316,21 @@ def rms_norm(x: Tensor, weight_W: Tensor, eps: float, rounding: bool) -> tuple[T
     return out, scale
 
 
+def rms_norm_backward(x: Tensor, weight_W: Tensor, scale: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """Slopes of the input and of the weight; `scale` is what `rms_norm` gave beside its result."""
+    x, dy, rows = x.contiguous(), dy.contiguous(), (-1, len(weight_W))
+    dx, dweight_W = torch.empty_like(x), torch.zeros_like(weight_W)
+    _rms_norm_backward(
+        _numpy(x).reshape(rows),
+        _numpy(weight_W),
+        _numpy(scale).reshape(-1),
+        _numpy(dy).reshape(rows),
+        _numpy(dx).reshape(rows),
+        _numpy(dweight_W),
+    )
+    return dx, dweight_W
+
+
 def rotate(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor, rounding: bool) -> Tensor:
     """x * cos + roll(x, d/2) * sin."""
     x_THd, out_THd = x_THd.contiguous(), x_THd.new_empty(x_THd.shape)
@@ -303,6 +356,18 @@ def sigmoid(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     _sigmoids(_numpy(x).reshape(-1), _numpy(out).reshape(-1))
     return out
+
+
+def softmax_(z_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+    """-log p of each row's target (int64), and the sum of exponentials that each row of `z_NV` is turned into."""
+    nats_N, total_N = z_NV.new_empty(len(z_NV)), z_NV.new_empty(len(z_NV))
+    _softmax(_numpy(z_NV), _numpy(target_N), _numpy(nats_N), _numpy(total_N))
+    return nats_N, total_N
+
+
+def softmax_slope_(z_NV: Tensor, total_N: Tensor, target_N: Tensor, slope: float) -> None:
+    """Turn what `softmax_` left into the slope of `slope` times the sum of -log p with respect to the logits."""
+    _softmax_slope(_numpy(z_NV), _numpy(total_N), _numpy(target_N), np.float32(slope))
 
 
 def combine(y_NW: Tensor, place_TK: Tensor, gates_TK: Tensor, rounding: bool) -> Tensor:

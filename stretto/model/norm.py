@@ -33,11 +33,14 @@ class _Normalise(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, numerics: Numerics) -> Tensor:
         y, scale = _normalise(x, weight, eps, numerics)
         ctx.save_for_backward(x, weight, scale)
+        ctx.fused = numerics.fused
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, weight, scale = ctx.saved_tensors
+        if ctx.fused and x.dtype == torch.float32 and x.device.type == "cpu":
+            return *kernels.rms_norm_backward(x, weight, scale, grads[0]), None, None
         width = len(weight)
         x_ND, dy_ND = x.float().reshape(-1, width), grads[0].float().reshape(-1, width)
         scale_N, weight_D = scale.reshape(-1), weight.float()

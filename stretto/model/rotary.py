@@ -84,7 +84,7 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_THd: Tensor, cos: Tensor, sin: Tensor, numerics: Numerics) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        ctx.unrounded = Numerics(exact=numerics.exact or numerics.rounding)
+        ctx.unrounded = Numerics(exact=numerics.exact or numerics.rounding, fused=numerics.fused)
         return _rotate(x_THd, cos, sin, numerics)
 
     @staticmethod

@@ -80,6 +80,7 @@ class ModelSpec:
     grouping: Grouping | None = None  # None: experts are chosen by softmax scores, without groups
     latent: Latent | None = None  # None: queries, keys and values are projected straight from the hidden state
     yarn: Yarn | None = None
+    mtp_layers: int = 0  # heads for multi-token prediction that the checkpoint has beside the network (`mtp.py`)
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
@@ -174,6 +175,7 @@ class ModelSpec:
             tie_embeddings=fields.flag("tie_word_embeddings", False),
             attention_bias=fields.flag("attention_bias", False),
             initializer_range=fields.number("initializer_range", 0.02),
+            mtp_layers=_heads(fields),
             bos_token_id=fields.get("bos_token_id", None),
             eos_token_id=tuple(eos) if isinstance(eos, list) else eos,
             pad_token_id=fields.get("pad_token_id", None),
@@ -224,7 +226,19 @@ class ModelSpec:
                 "decoder_sparse_step": self.sparse_step,
                 "mlp_only_layers": list(self.dense_layers),
             }
+        if self.mtp_layers:
+            config[_HEADS] = self.mtp_layers
         return config
+
+
+_HEADS = "num_nextn_predict_layers"
+
+
+def _heads(fields: Fields) -> int:
+    value = fields.get(_HEADS, 0)
+    if value is not None and (type(value) is not int or value < 0):
+        raise ValueError(f"config.json has {_HEADS} = {value!r}, which is not a whole number from 0 on")
+    return value or 0
 
 
 _KV_HEADS = {"qwen3": 32, "qwen3_moe": 4}

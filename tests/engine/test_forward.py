@@ -12,6 +12,7 @@ import torch
 from stretto.engine import compiled
 from stretto.engine.cache import KVCache
 from stretto.engine.forward import Defined, Stepped, _each, forward_of, join, logits
+from stretto.engine.products import products
 from stretto.engine.scheduler import Chunk, Plan
 from stretto.model import checkpoint
 from stretto.model.numerics import Numerics
@@ -143,7 +144,7 @@ def test_products_are_those_of_torch(sizes: list[int]) -> None:
     _each(x, [weight.t() for weight in weights], wanted, sizes)
     flat = (t.numpy().reshape(-1) for t in (x, weights, found))
     x_flat, weights_flat, out_flat = flat
-    compiled.products(x_flat, 48, weights_flat, 32, np.array(sizes), out_flat)
+    products(x_flat, 48, weights_flat, 32, np.array(sizes), out_flat)
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
 
 
