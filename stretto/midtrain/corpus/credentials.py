@@ -2,7 +2,7 @@
 
 It runs over plain files, so the texts of one chunk of work are written to a temporary folder first. Nothing found is
 tried out (`--no-validate`), and nothing leaves the machine. Beside its own rules go `credentials.toml`'s: what it
-reports only together with its other half, such as an AWS key id alone.
+reports only together with its other half, such as an AWS key id alone. What has no form of its own: `assigned.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from importlib import resources
 from pathlib import Path
 
 import msgspec
+
+from stretto.midtrain.corpus import assigned
 
 RULES = resources.files("stretto.midtrain.corpus") / "credentials.toml"
 FOUND = (0, 200, 205)
@@ -58,7 +60,7 @@ def find(texts: list[str]) -> tuple[dict[int, str], float]:
     if done.returncode not in FOUND:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise RuntimeError(f"kingfisher ended with exit code {done.returncode}: {' '.join(last)}")
-    found: dict[int, str] = {}
+    found = {number: kind for number, text in enumerate(texts) if (kind := assigned.kind(text))}
     for line in done.stdout.splitlines():
         row = msgspec.json.decode(line)
         if "finding" in row:

@@ -1,8 +1,9 @@
 """Decontamination: no file that holds an answer of an evaluation task stays in the corpus (PITFALLS MID-5).
 
-Every solution and test of every evaluation task is an *answer*. A file is removed when it holds a share of the distinct
-token n-grams of one answer, wherever in the file they stand. Answers of fewer tokens than one n-gram say too little to
-be searched for, and are counted in the manifest.
+Every solution and test of every evaluation task is an *answer*, once as it is and once without comments. A file is
+removed when it holds a share of the distinct token n-grams of one answer, wherever in the file they stand; one that
+holds any is looked at without its comments as well. Answers of fewer tokens than one n-gram say too little to be
+searched for, and are counted in the manifest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from stretto.config import ConfigError
-from stretto.midtrain.corpus.shingles import ngrams, token_hashes
+from stretto.midtrain.corpus.shingles import bare, ngrams, token_hashes
 from stretto.records import Task
 
 
@@ -55,12 +56,10 @@ def answers(tasks: Iterable[Task], n: int) -> Answers:
     short = 0
     for task in tasks:
         for path, text in sorted(task.grading.items()):
-            hashes = token_hashes(text)
-            if len(hashes) < n:
-                short += 1
-                continue
-            names.append(f"{task.id}:{path}")
-            grams.append(np.unique(ngrams(hashes, n)))
+            forms = [hashes for form in dict.fromkeys((text, bare(text))) if len(hashes := token_hashes(form)) >= n]
+            short += not forms
+            names += [f"{task.id}:{path}"] * len(forms)
+            grams += [np.unique(ngrams(hashes, n)) for hashes in forms]
     sizes = np.array([len(each) for each in grams], np.int64)
     flat = np.concatenate(grams) if grams else np.empty(0, np.uint64)
     owners = np.repeat(np.arange(len(grams), dtype=np.int64), sizes)

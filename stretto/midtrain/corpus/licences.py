@@ -26,28 +26,34 @@ MAX_TEXT = 20_000
 NOTICES: list[tuple[str, re.Pattern[str]]] = [
     (name, re.compile(pattern, re.I))
     for name, pattern in (
-        ("AGPL-3.0-or-later", r"GNU Affero General Public|\bAGPL\b"),
-        ("LGPL-2.1-or-later", r"GNU (?:Lesser|Library) General Public|\bLGPL\b"),
-        ("GPL-2.0-or-later", r"GNU General Public|\bGPL\b|\bGPLv?[23]"),
+        ("AGPL-3.0-or-later", r"GNU Affero General Public|\bAGPL"),
+        ("LGPL-2.1-or-later", r"GNU (?:Lesser|Library) General Public|\bLGPL"),
+        ("GPL-2.0-or-later", r"GNU General Public|\bGPL"),
         ("MPL-2.0", r"Mozilla Public Licen[cs]e"),
         ("EPL-2.0", r"Eclipse Public Licen[cs]e"),
         ("EUPL-1.2", r"European Union Public Licen[cs]e"),
         ("CDDL-1.0", r"Common Development and Distribution Licen[cs]e"),
-        ("CC-BY-SA-4.0", r"Attribution[- ](?:Non-?Commercial[- ])?Share-?Alike|\bCC[- ]BY-(?:NC-)?SA"),
-        ("SSPL-1.0", r"Server Side Public Licen[cs]e"),
+        ("CC-BY-SA-4.0", r"Attribution[- ](?:Non-?Commercial[- ])?Share-?Alike|\bCC[- ]BY[- ](?:NC[- ])?SA"),
+        ("CC-BY-NC-4.0", r"Attribution[- ]Non-?Commercial|\bCC[- ]BY[- ]NC|\bnon-?commercial use only"),
+        ("SSPL-1.0", r"Server Side Public Licen[cs]e|\bSSPL\b"),
         ("BUSL-1.1", r"Business Source Licen[cs]e"),
+        ("Elastic-2.0", r"\bElastic Licen[cs]e"),
+        ("PolyForm-Noncommercial-1.0.0", r"\bPolyForm\b"),
+        ("LicenseRef-commons-clause", r"Commons Clause"),
         ("LicenseRef-proprietary", r"proprietary and confidential|confidential and proprietary|unauthori[sz]ed copy"),
     )
 ]  # fmt: skip
 DECLARES = re.compile(
     r"(?:licen[cs]ed|released|distributed|redistribute|available|modify it)\b[^.]{0,80}?\bunder\b[^.]{0,60}"
-    r"|\blicen[cs]e\s*[:=][^\n]{0,80}|\bunder the terms of[^.]{0,80}",
+    r"|(?:\b|_)licen[cs]e[_\"']*\s*[:=][^\n]{0,80}|\bunder the terms of[^.]{0,80}",
     re.I,
 )
 """Sentences anywhere in a file that say under which licence something is; a mere mention is none."""
 HINTS = (
     "gpl", "general public", "public licen", "share-alike", "sharealike", "-sa", "common development",
-    "business source", "proprietary", "unauthori", "spdx-license",
+    "business source", "proprietary", "unauthori", "spdx-license", "mozilla", "gnu ", "affero", "server side", "sspl",
+    "noncommercial", "non-commercial", "by-nc", "by nc", "by-sa", "by sa", "elastic licen", "polyform",
+    "commons clause",
 )  # fmt: skip
 """In lower case: a text with none of these has no notice that would matter."""
 
@@ -94,6 +100,7 @@ class Licences:
                 text = texts[path]
                 named = sorted(self._analyse(text)) if len(text) <= MAX_TEXT else []
                 named = named or self._notices(text)
+                named += ["LicenseRef-commons-clause"] if "commons clause" in text.lower() else []
                 found.append((" OR " if _versions(named) else " AND ").join(named))
         found = [one for one in dict.fromkeys(found) if one]
         if found:

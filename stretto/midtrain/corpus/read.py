@@ -1,4 +1,4 @@
-"""A finished corpus: its manifest and its documents."""
+"""A finished corpus: its manifest and its documents. For evaluations, a mere folder of source files as well."""
 
 from __future__ import annotations
 
@@ -11,8 +11,18 @@ from typing import Any
 import msgspec
 import zstandard
 
+from stretto.midtrain.corpus import quality
 from stretto.midtrain.corpus.build import DOCUMENTS, FORMAT, MANIFEST
-from stretto.midtrain.corpus.document import Document
+from stretto.midtrain.corpus.document import Blob, Document
+from stretto.midtrain.corpus.language import language
+
+SOURCE = (
+    "python", "javascript", "jsx", "ts", "tsx", "java", "c", "c++", "c#", "go", "rust", "ruby", "php", "scala",
+    "kotlin", "swift", "shell", "lua", "perl", "r", "julia", "haskell", "sql", "zig", "dart", "elixir",
+)  # fmt: skip
+"""Languages that are read of a folder that is no corpus."""
+LARGEST = 1 << 20
+"""Bytes of a file there; larger ones are passed over."""
 
 
 def manifest(folder: Path) -> dict[str, Any]:
@@ -38,3 +48,24 @@ def documents(folder: Path) -> Iterator[Document]:
                 yield decoder.decode(line)
     except (OSError, zstandard.ZstdError, msgspec.DecodeError) as error:
         raise ValueError(f"{path} can't be read: {error}") from error
+
+
+def held_out(folder: Path) -> Iterator[Document]:
+    """Documents to evaluate on: of a corpus, or every source file below a folder, by name. Raises ValueError."""
+    if (folder / MANIFEST).is_file():
+        manifest(folder)
+        yield from documents(folder)
+        return
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder: give a corpus of `stretto corpus build`, or a folder of source files")
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in inside.parts)
+        if hidden or path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
+            continue
+        blob = Blob(repository=folder.name, path=inside.as_posix(), data=path.read_bytes())
+        spoken, wanted = language(blob, SOURCE)
+        text = quality.decode(blob)
+        if wanted and isinstance(text, str) and text.strip():
+            name = str(folder)
+            yield Document(source=name, repository=folder.name, path=blob.path, text=text, language=spoken)

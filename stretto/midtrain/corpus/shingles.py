@@ -12,7 +12,16 @@ import zlib
 import numpy as np
 
 TOKEN = re.compile(rb"[A-Za-z0-9_\x80-\xff]+|[^\sA-Za-z0-9_\x80-\xff]")
+ASIDE = re.compile(
+    r"^[ \t]*(?:#|//)[^\n]*\n?|[ \t]+(?:#|//)[^\n]*$|^[ \t]*[rRuU]?(?P<quotes>\"\"\"|''').*?(?P=quotes)[ \t]*$",
+    re.M | re.S,
+)
 ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def bare(text: str) -> str:
+    """The text without what looks like comments and docstrings, wherever it stands: for comparing, not for running."""
+    return ASIDE.sub("", text)
 
 
 def token_hashes(text: str) -> np.ndarray:

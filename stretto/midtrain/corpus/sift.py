@@ -23,7 +23,7 @@ from stretto.midtrain.corpus.language import language
 from stretto.midtrain.corpus.licences import METADATA, Licences, is_licence_file
 from stretto.midtrain.corpus.order import reading_order
 from stretto.midtrain.corpus.plan import Plan
-from stretto.midtrain.corpus.shingles import token_hashes
+from stretto.midtrain.corpus.shingles import bare, token_hashes
 from stretto.midtrain.corpus.sources import Item
 
 TRANSCRIPT = "transcript"
@@ -75,6 +75,8 @@ def sift(sieve: Sieve, items: list[Item], spool: Path) -> Sifted:
         for document in _repository(sieve, item, result, stages):
             hashes_T = token_hashes(document.text)
             share, answer = sieve.answers.worst(hashes_T)
+            if 0 < share < sieve.plan.corpus.evaluation_share:  # comments may lie between what belongs together
+                share, answer = max((share, answer), sieve.answers.worst(token_hashes(bare(document.text))))
             if share >= sieve.plan.corpus.evaluation_share:
                 result.left.append(_left_document(document, Reason.EVALUATION, f"{share:.0%} of {answer}"))
                 continue
@@ -111,7 +113,7 @@ def _repository(sieve: Sieve, item: Item, result: Sifted, stages: Stages) -> lis
         size = len(blob.data)
         result.read_bytes += size
         name = blob.path.rpartition("/")[2]
-        if blob.path.count("/") <= 1 and (name in METADATA or is_licence_file(blob.path)):
+        if is_licence_file(blob.path) or (blob.path.count("/") <= 1 and name in METADATA):
             text = blob.data if isinstance(blob.data, str) else blob.data.decode("utf-8", "replace")
             about[blob.path] = text
         why = quality.by_path(blob.path)
@@ -143,10 +145,15 @@ def _licensed(
     if not kept:
         return []
     licences = sieve.licences
-    whole = licences.of_repository(about, item.source.licence)
+    upper = {path: text for path, text in about.items() if path.count("/") <= 1}
+    whole = licences.of_repository(upper, item.source.licence)
+    deeper = {path: text for path, text in about.items() if path not in upper}
+    inside = {path.rpartition("/")[0]: licences.of_repository({path: text}, "") for path, text in deeper.items()}
     documents = []
     for blob, text, spoken in kept:
         licence = (licences.of_file(text) if spoken != TRANSCRIPT else "") or blob.licence or whole
+        here = sorted({said for folder, said in inside.items() if said and blob.path.startswith(f"{folder}/")})
+        licence = " AND ".join(f"({said})" for said in (licence, *here) if said) if here else licence
         document = Document(
             source=item.source.path,
             repository=blob.repository,
