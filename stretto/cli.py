@@ -108,6 +108,16 @@ def _eval(a: argparse.Namespace) -> int:
         from stretto.midtrain import bits
 
         return bits.show(ModelConfig(path=a.model).folder, Path(a.bpb), a.json, _paper())
+    if a.fim:
+        from stretto.config import ModelConfig
+        from stretto.midtrain import infill
+
+        return infill.show(ModelConfig(path=a.model).folder, Path(a.fim), a.json, _paper())
+    if a.execution:
+        from stretto.config import ModelConfig
+        from stretto.midtrain import execution
+
+        return execution.show(ModelConfig(path=a.model).folder, Path(a.execution), a.json, _paper())
     from stretto.launch.evaluate import evaluate
     from stretto.launch.scores import show
 
@@ -165,8 +175,11 @@ def _status(a: argparse.Namespace) -> int:
 
 
 def _report(a: argparse.Namespace) -> int:
-    from stretto.watch import report, summary
+    from stretto.watch import midtraining, report, summary
 
+    if midtraining.is_run(Path(a.name)):
+        print(midtraining.write(Path(a.name)))
+        return 0
     run = _find(a.name)
     try:
         summary.write(run)
@@ -305,6 +318,13 @@ def _bench_loop(a: argparse.Namespace) -> int:
     return 0 if loop(a.steps, a.seeds, Path(a.json) if a.json else None, _paper()) else 1
 
 
+def _bench_midtrain(a: argparse.Namespace) -> int:
+    from stretto.bench.midtrain import midtrain
+
+    file, sources = (Path(name) if name else None for name in (a.json, a.sources))
+    return 0 if midtrain(file, _paper(), sources, a.loss_to_reward, a.seeds, a.steps) else 1
+
+
 def _version(a: argparse.Namespace) -> int:
     from importlib.metadata import version
 
@@ -399,13 +419,15 @@ def _add_runs(commands: Commands) -> None:
     sub.add_argument("--temperature", type=_temperature, default=1.0, help="0 is greedy (default: 1)")
     sub.add_argument("--json", action="store_true", help="print JSON")
     sub.add_argument("--bpb", metavar="DIR", help="instead: bits per byte on a corpus of `stretto corpus build`")
+    sub.add_argument("--fim", metavar="DIR", help="instead: lines of a corpus or folder of source files written back")
+    sub.add_argument("--execution", metavar="DIR", help="instead: functions of task folders written in one greedy go")
 
     sub = _command(commands, "status", _status, "where a run stands")
     sub.add_argument("name", metavar="RUN", nargs="?", default="quickstart")
     sub.add_argument("--json", action="store_true", help="print JSON")
 
     sub = _command(commands, "report", _report, "build a run's summary.json and report.html again")
-    sub.add_argument("name", metavar="RUN", nargs="?", default="quickstart")
+    sub.add_argument("name", metavar="RUN", nargs="?", default="quickstart", help="or the folder of a mid-training run")
 
 
 def _add_services(commands: Commands) -> None:
@@ -546,6 +568,13 @@ def _add_benches(commands: Commands) -> None:
     sub = bench("loop", _bench_loop, "wall time of asynchronous training against synchronous, and against TRL")
     sub.add_argument("--steps", type=_positive, default=18, help="optimizer steps of each run (default: 18)")
     sub.add_argument("--seeds", type=_positive, default=3, help="repeats of what is judged (default: 3)")
+
+    sub = bench("midtrain", _bench_midtrain, "corpus, training, speculative decoding and resuming, as numbers")
+    sub.add_argument("--sources", metavar="DIR", help="source archives (default: made of the installed Python)")
+    about = "also: loss after three budgets of mid-training against reward after RL (about half an hour)"
+    sub.add_argument("--loss-to-reward", action="store_true", help=about)
+    sub.add_argument("--seeds", type=_positive, default=3, help="--loss-to-reward: repeats of RL (default: 3)")
+    sub.add_argument("--steps", type=_positive, default=8, help="--loss-to-reward: RL steps (default: 8)")
 
 
 def _positive(text: str) -> int:

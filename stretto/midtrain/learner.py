@@ -22,8 +22,12 @@ from stretto.midtrain.tokens.shards import Row
 from stretto.model.attention import PackedCausal
 from stretto.model.logprobs import token_logprobs
 from stretto.model.moe import SigmoidGate
+from stretto.model.nats import Nats
 from stretto.model.router import balance_loss
 from stretto.model.transformer import Transformer
+
+KEPT_LOGITS = 1 << 24
+"""Of one micro-batch, 64 MB."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,7 @@ class Learner:
         learn_T = torch.from_numpy(np.concatenate([_predicted(row) for row in rows]))
         out = self.model(ids_T, positions_T, PackedCausal(lengths), capture=bool(spec.experts))
         at_N = learn_T.nonzero().squeeze(1)
-        logp_N, _ = token_logprobs(self.model, out.hidden_TD[at_N], ids_T[at_N + 1])
-        loss = -logp_N.sum() / learnt
+        loss = self._nats(out.hidden_TD[at_N], ids_T[at_N + 1]) / learnt
         extra = torch.zeros(())
         counts = torch.zeros(spec.route_shape[0], max(1, spec.experts))
         if out.router_logits and out.routes_TLK is not None:
@@ -99,6 +102,12 @@ class Learner:
             for layer in range(counts.shape[0]):
                 counts[layer] = torch.bincount(out.routes_TLK[:, layer].reshape(-1), minlength=spec.experts)
         return loss, extra, counts
+
+    def _nats(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+        """The sum of -log p. Where all logits fit in memory they are kept for the backward pass, not computed again."""
+        if self.model.numerics.fused and len(targets_N) * self.model.spec.vocab_size <= KEPT_LOGITS:
+            return Nats.apply(hidden_ND, self.model.head_weight, targets_N)
+        return -token_logprobs(self.model, hidden_ND, targets_N)[0].sum()
 
     def _reduce(self, *sums: Tensor) -> None:
         """Add up gradients and `sums` over ranks, in one fixed order of tensors."""

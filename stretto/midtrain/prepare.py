@@ -114,4 +114,6 @@ def _documents(recipe: Recipe, base: Path) -> Iterator[Document]:
 
 
 def _numerics(recipe: Recipe) -> Numerics:
-    return Numerics(exact=True) if recipe.midtrain.numerics == "exact" else PLAIN
+    if recipe.midtrain.numerics == "exact":
+        return Numerics(exact=True)
+    return Numerics(fused=True) if recipe.midtrain.threads == 1 else PLAIN

@@ -40,8 +40,6 @@ class Midtrain(Section):
     """Corpora to learn from."""
     out: str
     """Folder of the run: shards, state, metrics, and the checkpoint after each phase; the last is `out/final`."""
-    held_out: tuple[str, ...] = ()
-    """Corpora on which bits per byte are measured, and never learnt from."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Order of rows, places of cuts, random weights."""
     row: Positive = 1024
@@ -70,10 +68,17 @@ class Midtrain(Section):
     """`exact` makes a row's result independent of the rows beside it, to the bit."""
     save_every: Positive = 200
     """Steps between saves of the resume state."""
-    evaluate_every: Positive = 200
-    """Steps between measurements on `held_out`."""
     threads: Positive = 1
     """Compute threads of each rank."""
+
+
+class Evaluation(Section):
+    every: Positive = 200
+    """Steps between measurements; the end of a phase is measured as well."""
+    bpb: str = ""
+    """A corpus, or a folder of source files, on which bits per byte are measured; never learnt from. Empty: not."""
+    fim: str = ""
+    """The same for fill-in-the-middle: how many of its lines the model writes back exactly."""
 
 
 class Phase(Section):
@@ -101,6 +106,7 @@ class Phase(Section):
 class Recipe(Section):
     midtrain: Midtrain
     phase: tuple[Phase, ...] = Field(min_length=1)
+    evaluation: Evaluation = Evaluation()
 
     @model_validator(mode="after")
     def _possible(self) -> Recipe:

@@ -21,11 +21,9 @@ import torch.distributed as dist
 
 from stretto.config import ConfigError
 from stretto.midtrain import prepare
-from stretto.midtrain.bits import bits_per_byte
-from stretto.midtrain.corpus import read
 from stretto.midtrain.learner import Learner
+from stretto.midtrain.measures import Measures
 from stretto.midtrain.recipe import Phase, Recipe, learning_rate, load
-from stretto.midtrain.tokens.marks import Encoder
 from stretto.midtrain.tokens.mixture import Stream, annealed, normalised
 from stretto.midtrain.tokens.shards import Shards
 from stretto.model import checkpoint
@@ -69,8 +67,8 @@ class Run:
             for shares in (phase.mixture, phase.mixture_end):
                 if shares:
                     normalised(shares, self.rows(phase).domains)
-        self.held_out = [document for name in recipe.midtrain.held_out for document in read.documents(base / name)]
         self.metrics = Metrics(out / METRICS, "midtrain") if self.rank == 0 else None
+        self.measures = Measures(recipe.evaluation, base, self.tokenizer) if self.rank == 0 else None
 
     def rows(self, phase: Phase) -> Shards:
         return self.shards[phase.row or self.recipe.midtrain.row]
@@ -138,18 +136,16 @@ class Run:
                 )
             if step % settings.save_every == 0 and seen < phase.tokens:
                 self._save_state(number, step, seen, learner, stream)
-            if self.held_out and (step % settings.evaluate_every == 0 or seen >= phase.tokens):
+            if step % self.recipe.evaluation.every == 0 or seen >= phase.tokens:
                 self._evaluate(model, phase, step)
         learner.take_average()
         return step - first, True
 
     def _evaluate(self, model: Transformer, phase: Phase, step: int) -> None:
-        if self.metrics is None:
+        if self.metrics is None or self.measures is None:
             return
-        found = bits_per_byte(model, Encoder(self.tokenizer), self.held_out, self.rows(phase).row)
-        self.metrics.log(
-            "bits", phase=phase.name, step=step, **{name: one.bits_per_byte for name, one in found.items()}
-        )
+        for kind, values in self.measures.of(model, self.rows(phase).row):
+            self.metrics.log(kind, phase=phase.name, step=step, **values)
 
     def _state(self) -> dict[str, Any] | None:
         path = self.out / STATE

@@ -40,27 +40,32 @@ def page(lines: Sequence[Line], config: Config, summary: dict[str, Any], talks: 
     parts = [
         _head(lines, config, summary),
         _alarms(summary["alarms"]),
-        _figure(
+        figure(
             "Solve rate",
             "Held-out tasks with 95 % intervals over tasks; the batches trained on, behind them.",
             figures.solve_rate(lines),
         ),
-        _figure(
+        figure(
             "Rollouts, learning and delivery overlap",
             "Each lane is a process. Engines generate while the trainer learns; new weights arrive between two tokens.",
             figures.timeline(lines),
         ),
-        _pairs(_small(lines, config, summary)),
+        pairs(_small(lines, config, summary)),
         _table(summary),
         _talks(talks),
         _foot(config, summary),
     ]
+    return document(f"Stretto · {config.run.name}", "".join(parts))
+
+
+def document(title: str, body: str) -> str:
+    """A whole page around the parts of a report."""
     files = resources.files("stretto.watch")
-    title = escape(f"Stretto · {config.run.name}")
+    title = escape(title)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{(files / 'report.css').read_text()}</style></head>\n<body><main>\n{''.join(parts)}\n</main>"
+        f"<style>{(files / 'report.css').read_text()}</style></head>\n<body><main>\n{body}\n</main>"
         f'<div id="tip" role="tooltip"></div><script>{(files / "report.js").read_text()}</script></body></html>\n'
     )
 
@@ -125,7 +130,7 @@ def _head(lines: Sequence[Line], config: Config, summary: dict[str, Any]) -> str
 def _alarms(alarms: Sequence[str]) -> str:
     """What the run complained about, each once; nothing where it did not."""
     items = "".join(f"<li>{escape(text)}</li>" for text in dict.fromkeys(alarms))
-    return _figure("Alarms", "What was not as it should be, in order.", f"<ul>{items}</ul>" if items else "")
+    return figure("Alarms", "What was not as it should be, in order.", f"<ul>{items}</ul>" if items else "")
 
 
 def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -172,10 +177,11 @@ def _small(lines: Sequence[Line], config: Config, summary: dict[str, Any]) -> li
             _rate_table(summary["weights"].get("large_model_rate") or []),
         ),
     ]
-    return [_figure(title, caption, body, small=True) for title, caption, body in cards]
+    return [figure(title, caption, body, small=True) for title, caption, body in cards]
 
 
-def _figure(title: str, caption: str, body: str, small: bool = False) -> str:
+def figure(title: str, caption: str, body: str, small: bool = False) -> str:
+    """A card with a picture; nothing where there is none."""
     if not body:
         return ""
     heading = "h3" if small else "h2"
@@ -185,7 +191,8 @@ def _figure(title: str, caption: str, body: str, small: bool = False) -> str:
     )
 
 
-def _pairs(cards: Sequence[str]) -> str:
+def pairs(cards: Sequence[str]) -> str:
+    """Cards side by side."""
     return f'<div class="two">{"".join(card for card in cards if card)}</div>\n' if any(cards) else ""
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 RESAMPLES = 10_000
+Z = 1.959964
+"""Standard deviations of a normal distribution on either side that hold 95 % of it."""
 
 
 def rates(line: Mapping[str, Any]) -> dict[str, float]:
@@ -41,6 +43,17 @@ def interval(values: Mapping[str, float]) -> tuple[float, float]:
 def paired_interval(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[float, float]:
     """95 % bootstrap interval of the mean gain over the tasks in both. Raises ValueError when there are none."""
     return interval({id: after[id] - before[id] for id in before if id in after})
+
+
+def wilson(successes: int, tries: int) -> tuple[float, float]:
+    """95 % interval of a share of independent tries (Wilson 1927). Raises ValueError without tries."""
+    if not 0 <= successes <= tries or not tries:
+        raise ValueError(f"an interval needs tries, and no more successes than tries: got {successes} of {tries}")
+    share, z2 = successes / tries, Z * Z
+    middle = share + z2 / (2 * tries)
+    reach = Z * math.sqrt(share * (1 - share) / tries + z2 / (4 * tries * tries))
+    low, high = (middle - reach) / (1 + z2 / tries), (middle + reach) / (1 + z2 / tries)
+    return max(0.0, low), min(1.0, high)
 
 
 def pass_at_k(solved: int, valid: int, k: int) -> float:

@@ -72,13 +72,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe(place: Path, out: str, **changes: object) -> Path:
-    settings = {"model": "model", "corpus": ["corpus-rows"], "held_out": ["corpus-rest"], "out": out, "row": 64}
+    settings = {"model": "model", "corpus": ["corpus-rows"], "out": out, "row": 64}
     settings |= {
         "batch_rows": 4,
         "micro_rows": 2,
         "numerics": "exact",
         "save_every": 3,
-        "evaluate_every": 4,
         "z_loss": 1e-4,
     }
     phases = [
@@ -87,6 +86,7 @@ def recipe(place: Path, out: str, **changes: object) -> Path:
     ]
     path = place / f"{out}.toml"
     lines = ["[midtrain]", *(f"{key} = {json.dumps(value)}" for key, value in {**settings, **changes}.items())]
+    lines += ["[evaluation]", "every = 4", 'bpb = "corpus-rest"', 'fim = "corpus-rest"']
     for phase in phases:
         lines += ["[[phase]]"]
         lines += [f"{k} = {json.dumps(v) if not isinstance(v, dict) else '{ python = 1.0 }'}" for k, v in phase.items()]
@@ -111,6 +111,8 @@ def test_N_plus_N_equals_2N_to_the_bit_over_both_phases(place: Path) -> None:
     assert losses[-1] < losses[0] - 0.3, losses
     bits = [line for line in lines if line["kind"] == "bits"]
     assert bits[-1]["all"] == bits[-1]["python"] < bits[0]["all"] < 9
+    matches = [line["all"] for line in lines if line["kind"] == "fim"]
+    assert len(matches) == len(bits) and all(0 <= one["match"] <= 1 and one["spans"] == 4 for one in matches)
     spec = load_spec(whole)
     assert (spec.rope_theta, spec.max_positions) == (1e6, 128) and (whole / "tokenizer.json").is_file()
 

@@ -26,12 +26,13 @@ SPELLINGS = {
 
 
 FIM = ("prefix", "suffix", "middle")
+REPOSITORY = ("repository", "file")
 ABSENT = -1
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Token ids; those of fill-in-the-middle are `ABSENT` where it is not used and the vocabulary lacks them."""
+    """Token ids; `ABSENT` is one that is not used and that the vocabulary lacks."""
 
     prefix: int
     suffix: int
@@ -69,21 +70,29 @@ class Encoder:
             raise ValueError(f"the tokenizer has none of {', '.join(SPELLINGS['end'])} to part documents with")
         return id
 
+    @property
+    def ends(self) -> set[int]:
+        """Every token of the vocabulary that ends a document or a turn."""
+        found = (self.tokenizer.token_to_id(spelling) for spelling in SPELLINGS["end"])
+        return {id for id in found if id is not None}
+
     def encode(self, texts: list[str]) -> list[list[int]]:
         return [one.ids for one in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def marks(self, fim: bool = True) -> Marks:
-        """Raises ValueError naming each control token that the vocabulary lacks, and how to do without."""
+    def marks(self, fim: bool = True, repositories: bool = True) -> Marks:
+        """Those of fill-in-the-middle, of repositories and of ends. Raises ValueError naming each control token that is
+        needed and that the vocabulary lacks, and how to do without."""
+        needed = {"end", *(FIM if fim else ()), *(REPOSITORY if repositories else ())}
         found, missing = {}, []
         for role, spellings in SPELLINGS.items():
             ids = (self.tokenizer.token_to_id(spelling) for spelling in spellings)
             found[role] = next((id for id in ids if id is not None), ABSENT)
-            if found[role] == ABSENT and (fim or role not in FIM):
+            if found[role] == ABSENT and role in needed:
                 missing.append(f"{role} ({' or '.join(spellings[:2])})")
         if missing:
             raise ValueError(
                 f"the tokenizer lacks control tokens for {', '.join(missing)}: take one that was made for code"
-                + (", or a share of 0 for fill-in-the-middle" if fim else "")
+                + (", or a share of 0 for fill-in-the-middle" if fim and repositories else "")
             )
         return Marks(**found)
 
