@@ -71,8 +71,7 @@ class Licences:
             raise ValueError("recognising licences takes a few packages: pip install 'stretto[corpus]'") from None
         self.allowed = frozenset(name.lower() for name in allowed)
         self._spdx = get_spdx_licensing()
-        self._analyse = lambda text: sorted(analyse_license_text(text)[0]["licenses"])
-        self._known: dict[str, list[str]] = {}  # by `bare` text
+        self._analyse = functools.lru_cache(1024)(lambda text: analyse_license_text(text)[0]["licenses"])
         self.permits = functools.lru_cache(4096)(self._permits)
 
     def _permits(self, expression: str) -> bool:
@@ -99,7 +98,7 @@ class Licences:
         for path in paths:
             if is_licence_file(path):
                 text = texts[path]
-                named = self._named(text) if len(text) <= MAX_TEXT else []
+                named = sorted(self._analyse(text)) if len(text) <= MAX_TEXT else []
                 named = named or self._notices(text)
                 named += ["LicenseRef-commons-clause"] if "commons clause" in text.lower() else []
                 found.append((" OR " if _versions(named) else " AND ").join(named))
@@ -107,13 +106,6 @@ class Licences:
         if found:
             return " AND ".join(f"({one})" if " OR " in one else one for one in found)
         return next((said for path in paths if (said := self._metadata(path, texts[path]))), "")
-
-    def _named(self, text: str) -> list[str]:
-        """Licences whose text this is. Matching one takes about a second, and most repositories share a few."""
-        key = bare(text)
-        if key not in self._known:
-            self._known[key] = self._analyse(text)
-        return list(self._known[key])
 
     def of_file(self, text: str) -> str:
         """What the file's own notice says, or empty where it has none."""
@@ -176,14 +168,6 @@ SPOKEN = {
     "the unlicense (unlicense)": "Unlicense",
 }
 """How packages spell a licence in free text and in trove classifiers."""
-
-
-HOLDER = re.compile(r"(?im)^\W*copyright\b(?![^\n]*(?:licen|gpl|proprietary))[^\n]{0,120}$")
-
-
-def bare(text: str) -> str:
-    """A licence without whose work it is: the same text for all who use it."""
-    return re.sub(r"\n{3,}", "\n\n", HOLDER.sub("", text.replace("\r\n", "\n"))).strip()
 
 
 def is_licence_file(path: str) -> bool:
