@@ -103,21 +103,8 @@ def _launch(config: Config, resume: bool) -> int:
 
 
 def _eval(a: argparse.Namespace) -> int:
-    if a.bpb:
-        from stretto.config import ModelConfig
-        from stretto.midtrain import bits
-
-        return bits.show(ModelConfig(path=a.model).folder, Path(a.bpb), a.json, _paper())
-    if a.fim:
-        from stretto.config import ModelConfig
-        from stretto.midtrain import infill
-
-        return infill.show(ModelConfig(path=a.model).folder, Path(a.fim), a.json, _paper())
-    if a.execution:
-        from stretto.config import ModelConfig
-        from stretto.midtrain import execution
-
-        return execution.show(ModelConfig(path=a.model).folder, Path(a.execution), a.json, _paper())
+    if a.bpb or a.fim or a.execution:
+        return _eval_text(a)
     from stretto.launch.evaluate import evaluate
     from stretto.launch.scores import show
 
@@ -125,6 +112,15 @@ def _eval(a: argparse.Namespace) -> int:
     result = evaluate(a.model, a.tasks, a.split, a.count, a.attempts, a.temperature, a.words, console, a.served)
     show(result, a.json)
     return 0
+
+
+def _eval_text(a: argparse.Namespace) -> int:
+    """The model alone, without tools and turns, on what one of the three options names."""
+    from stretto.config import ModelConfig
+    from stretto.midtrain import bits, execution, infill
+
+    measure, place = (bits, a.bpb) if a.bpb else (infill, a.fim) if a.fim else (execution, a.execution)
+    return measure.show(ModelConfig(path=a.model).folder, Path(place), a.json, _paper())
 
 
 def _serve(a: argparse.Namespace) -> int:
@@ -418,9 +414,14 @@ def _add_runs(commands: Commands) -> None:
     sub.add_argument("--attempts", type=_positive, default=4, help="attempts per task (default: 4)")
     sub.add_argument("--temperature", type=_temperature, default=1.0, help="0 is greedy (default: 1)")
     sub.add_argument("--json", action="store_true", help="print JSON")
-    sub.add_argument("--bpb", metavar="DIR", help="instead: bits per byte on a corpus of `stretto corpus build`")
-    sub.add_argument("--fim", metavar="DIR", help="instead: lines of a corpus or folder of source files written back")
-    sub.add_argument("--execution", metavar="DIR", help="instead: functions of task folders written in one greedy go")
+    instead = sub.add_mutually_exclusive_group()
+    instead.add_argument("--bpb", metavar="DIR", help="instead: bits per byte on a corpus of `stretto corpus build`")
+    instead.add_argument(
+        "--fim", metavar="DIR", help="instead: lines of a corpus or folder of source files written back"
+    )
+    instead.add_argument(
+        "--execution", metavar="DIR", help="instead: functions of task folders written in one greedy go"
+    )
 
     sub = _command(commands, "status", _status, "where a run stands")
     sub.add_argument("name", metavar="RUN", nargs="?", default="quickstart")

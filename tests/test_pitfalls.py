@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-ROOMS = {"ENG": 16, "RPL": 9, "WGT": 12, "ASY": 15, "LED": 6, "SBX": 12, "HCK": 16}
+ROOMS = {"ENG": 16, "RPL": 9, "WGT": 12, "ASY": 15, "LED": 6, "SBX": 12, "HCK": 16, "MID": 5}
 TESTS = Path(__file__).parent
 
 

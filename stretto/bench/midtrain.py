@@ -22,7 +22,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from stretto.bench import midtrain_corpus, midtrain_picture, midtrain_resume, midtrain_reward, midtrain_speed
+from stretto.bench import (
+    midtrain_corpus,
+    midtrain_picture,
+    midtrain_resume,
+    midtrain_reward,
+    midtrain_speed,
+    speculation,
+)
 from stretto.config import ModelConfig
 
 LIMITS = {
@@ -58,7 +65,7 @@ def midtrain(
         for name, measure in {
             "corpus": lambda: midtrain_corpus.measure(sources, _folder(place / "corpus")),
             "training": midtrain_speed.measure,
-            "speculation": _speculation,
+            "speculation": lambda: speculation.measure(ModelConfig().folder),
             "resume": lambda: midtrain_resume.measure(_folder(place / "resume")),
         }.items():
             console.print(f"{name} …", style="dim")
@@ -75,12 +82,6 @@ def midtrain(
             midtrain_picture.write(found["reward"], json_file.with_suffix(".svg"))
             console.print(f"the picture is in {json_file.with_suffix('.svg')}", markup=False)
     return all(check["ok"] for check in tree["checks"].values())
-
-
-def _speculation() -> dict[str, Any]:
-    from stretto.bench import speculation
-
-    return speculation.measure(ModelConfig().folder)
 
 
 def _folder(path: Path) -> Path:

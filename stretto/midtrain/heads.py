@@ -31,15 +31,14 @@ def train_heads(
     steps: int,
     lr: float = 3e-3,
     guesses: int = 3,
-    heads: Heads | None = None,
     watch: Callable[[int, Distilled], None] = lambda step, found: None,
 ) -> Heads:
-    """One new head (or the `heads` given) after `steps` batches, taught `guesses` guesses in a row.
+    """One new head after `steps` batches, taught `guesses` guesses in a row.
 
     Only tokens of full weight count: those the policy itself will sample. `watch` is told of each step. Raises
     FloatingPointError when the loss is not finite.
     """
-    heads = mtp.fresh(model) if heads is None else heads
+    heads = mtp.fresh(model)
     optimizer = torch.optim.AdamW(heads.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
     for step, documents in enumerate(islice(batches, steps)):
         lengths = [len(document.ids) for document in documents]

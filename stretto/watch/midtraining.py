@@ -58,9 +58,7 @@ def write(folder: Path) -> Path:
 
 def page(lines: Sequence[Line], name: str) -> str:
     run = ordered(lines)
-    loss = figure(
-        "Loss", "Nats a token that is learnt, of each step; the line is their moving mean.", _loss(run)
-    )  # fmt: skip
+    loss = figure("Loss", "Nats a token that is learnt, of each step; the line is their moving mean.", _loss(run))
     cards = [
         ("Bits per byte", "On held-out text, by language. Vocabularies of any size can be compared.", _bits(run)),
         (

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 
-import pytest
-
 from stretto.config import SandboxConfig
 from stretto.midtrain import execution
 from stretto.records import Task
-from stretto.sandbox import check
 
 STUB = 'import math\n\n\ndef twice(x):\n    """Two times x."""\n    raise NotImplementedError\n\n\nLIMIT = 3\n'
 
@@ -49,10 +46,6 @@ def test_an_answer_ends_at_the_dedent() -> None:
 
 
 def test_bodies_are_graded_in_boxes_and_only_right_ones_pass() -> None:
-    try:
-        check.require(SandboxConfig().backend)
-    except Exception as error:
-        pytest.skip(f"no sandbox here: {error}")
     hole = execution.hole_of(task())
     assert hole is not None
     bodies = ["    return x + x\n", "    return x * x\n", "    import os\n    os._exit(0)\n", "\n", "    return (\n"]

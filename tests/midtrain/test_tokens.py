@@ -137,7 +137,7 @@ def drawn(stream: Stream, steps: int, weights: dict[str, float]) -> list[bytes]:
     return [row.ids.tobytes() for _ in range(steps) for row in stream.batch(6, weights)]
 
 
-def test_MID_1_2_stopping_and_going_on_reads_the_same_rows_across_epochs(encoder: Encoder, tmp_path: Path) -> None:
+def test_MID_1_MID_2_stopping_and_going_on_reads_the_same_rows_across_epochs(encoder: Encoder, tmp_path: Path) -> None:
     domains = shards(encoder, tmp_path / "shards").domains
     weights = {"python": 0.8, "transcript": 0.2}
     whole = Stream(domains, seed=3)
@@ -152,7 +152,7 @@ def test_MID_1_2_stopping_and_going_on_reads_the_same_rows_across_epochs(encoder
     assert drawn(Stream(domains, seed=4), 30, weights) != rows
 
 
-def test_MID_3_4_any_number_of_ranks_reads_the_same_documents_each_once(encoder: Encoder, tmp_path: Path) -> None:
+def test_MID_3_MID_4_any_number_of_ranks_reads_the_same_documents_each_once(encoder: Encoder, tmp_path: Path) -> None:
     domains = shards(encoder, tmp_path / "shards").domains
     for world in (1, 2, 3, 6):
         streams = [Stream(domains, seed=0) for _ in range(world)]
