@@ -26,9 +26,10 @@ import torch
 from aiohttp import web
 
 from stretto.config import EngineConfig
+from stretto.engine import completions
 from stretto.engine.contract import BadRequest, Engine, Fault, Gauge, Log, Unavailable, WeightsRefused, WrongBase
 from stretto.engine.fit import fitting
-from stretto.engine.openai import ChatEndpoint, NoSuchModel, error_body
+from stretto.engine.openai import ChatEndpoint, NoSuchModel
 from stretto.engine.service import Service
 from stretto.harness.chat import Chat
 from stretto.model import checkpoint, selftest
@@ -200,7 +201,7 @@ async def _sentences(request: web.Request, handler: Handler) -> web.StreamRespon
         status, sentence = 503, str(error)
     except web.HTTPException as error:
         status, sentence = error.status, f"{request.method} {request.path}: {error.reason}"
-    body = error_body(sentence, status) if request.path.startswith("/v1/") else {"error": sentence}
+    body = completions.error(sentence, status) if request.path.startswith("/v1/") else {"error": sentence}
     return web.json_response(body, status=status)
 
 

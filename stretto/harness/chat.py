@@ -72,7 +72,13 @@ class Chat:
         `attempts` are what they answer, one each, for formats whose results name their call."""
         if not observations:
             raise ValueError("observe() needs at least one observation: a turn is always answered")
-        return self._render(self.format.results(observations, attempts))
+        answered = [*attempts, *[None] * len(observations)]
+        return self.follow([_result(text, attempt) for text, attempt in zip(observations, answered, strict=False)])
+
+    def follow(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Ids of `messages` (roles user, tool) after an assistant turn ended by the stop token, up to where the policy
+        speaks again. Raises ValueError as `messages` does."""
+        return self._render(self.format.follow(messages))
 
     def messages(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Ids of an OpenAI-style message list (roles system, user, assistant, tool), up to where the policy speaks.
@@ -104,3 +110,8 @@ class Chat:
             text = "".join(run)
             ids += self.tokenizer.encode(text, add_special_tokens=False).ids if is_control else self.encode(text)
         return ids
+
+
+def _result(observation: str, answered: Attempt | None) -> dict[str, Any]:
+    call = {"name": answered.name, "tool_call_id": answered.id} if answered else {}
+    return {"role": "tool", "content": observation, **call}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +47,14 @@ class ChatML:
         if tools:
             shown = qwen_xml.tool_prompt(tools) if self.coder else tool_prompt(tools)
             system = f"{system}\n\n{shown}".strip()
-        pieces = [Control(f"{START}system\n"), system, Control(f"{STOP}\n")] if system else []
+        head = [Control(f"{START}system\n"), system, Control(f"{STOP}\n")] if system else []
+        return [*head, *self._body(messages), Control(ASSISTANT)]
+
+    def follow(self, messages: list[dict[str, Any]]) -> list[str]:
+        return [Control("\n"), *self._body(messages), Control(ASSISTANT)]
+
+    def _body(self, messages: list[dict[str, Any]]) -> list[str]:
+        pieces: list[str] = []
         for role, group in itertools.groupby(messages, key=lambda message: message["role"]):
             if role == "tool":
                 pieces += _results([content(message) for message in group])
@@ -60,10 +66,7 @@ class ChatML:
                     pieces += [Control(ASSISTANT), self._said(message), Control(STOP), "", Control("\n")]
             elif role != "system":
                 raise ValueError(f"unknown message role {role!r}: use system, user, assistant or tool")
-        return [*pieces, Control(ASSISTANT)]
-
-    def results(self, observations: list[str], attempts: Sequence[Attempt]) -> list[str]:
-        return [Control("\n"), *_results(observations), Control(ASSISTANT)]
+        return pieces
 
     def _said(self, message: dict[str, Any]) -> str:
         write = qwen_xml.call_text if self.coder else call_text

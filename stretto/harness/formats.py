@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +28,7 @@ class Format(Protocol):
     def no_call(self) -> str: ...  # the sentence for a turn without any
     def parse(self, text: str) -> list[Attempt]: ...
     def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[str]: ...
-    def results(self, observations: list[str], attempts: Sequence[Attempt]) -> list[str]: ...
+    def follow(self, messages: list[dict[str, Any]]) -> list[str]: ...  # after a closed assistant turn
 
 
 def spoken(folder: Path, tokenizer: Tokenizer) -> Format:

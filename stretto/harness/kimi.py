@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,26 +61,27 @@ class Kimi:
             pieces += [Control("<|im_system|>tool_declare<|im_middle|>"), schemas, Control(STOP)]
         if not messages or messages[0]["role"] != "system":
             pieces += [Control("<|im_system|>system<|im_middle|>"), DEFAULT_SYSTEM, Control(STOP)]
-        names: dict[str, str] = {}
-        for message in messages:
-            role = message["role"]
-            if role == "assistant":
-                pieces += [Control(ASSISTANT), *_said(message, names), Control(STOP)]
-            elif role == "tool":
-                id = message.get("tool_call_id") or "functions.unknown:0"
-                pieces += _result(names.get(id) or message.get("name") or "tool", id, content(message))
-            elif role in ("system", "user"):
-                pieces += [Control(f"<|im_{role}|>{role}<|im_middle|>"), content(message), Control(STOP)]
-            else:
-                raise ValueError(f"unknown message role {role!r}: use system, user, assistant or tool")
-        return [*pieces, Control(ASSISTANT)]
+        return [*pieces, *_body(messages), Control(ASSISTANT)]
 
-    def results(self, observations: list[str], attempts: Sequence[Attempt]) -> list[str]:
-        pieces: list[str] = []
-        for number, observation in enumerate(observations):
-            attempt = attempts[number] if number < len(attempts) else Attempt(CallStatus.NO_CALL)
-            pieces += _result(attempt.name or "tool", attempt.id or "functions.unknown:0", observation)
-        return [*pieces, Control(ASSISTANT)]
+    def follow(self, messages: list[dict[str, Any]]) -> list[str]:
+        return [*_body(messages), Control(ASSISTANT)]
+
+
+def _body(messages: list[dict[str, Any]]) -> list[str]:
+    pieces: list[str] = []
+    names: dict[str, str] = {}
+    for message in messages:
+        role = message["role"]
+        if role == "assistant":
+            pieces += [Control(ASSISTANT), *_said(message, names), Control(STOP)]
+        elif role == "tool":
+            id = message.get("tool_call_id") or "functions.unknown:0"
+            pieces += _result(names.get(id) or message.get("name") or "tool", id, content(message))
+        elif role in ("system", "user"):
+            pieces += [Control(f"<|im_{role}|>{role}<|im_middle|>"), content(message), Control(STOP)]
+        else:
+            raise ValueError(f"unknown message role {role!r}: use system, user, assistant or tool")
+    return pieces
 
 
 def call_text(name: str, arguments: dict[str, Any], number: int = 0) -> str:

@@ -10,10 +10,8 @@ as *not sampled*: the policy is neither trained on a token it did not choose nor
 How it may end is listed in ending.py. Whatever the policy does is its own: only the engine, the box or the
 clock of the lease, each seen from outside, make a rollout `infra`. Context compaction is not here: one segment.
 
-An engine that fails in the middle of a rollout need not end it: `elsewhere` names another one, which gets the whole
-history with the next request, as every request holds it.
-
-Of the engine's room only `client.py` is used, which imports nothing of this one.
+An engine that fails in the middle of a rollout need not end it (speaker.py). A product's own loop in place of this one
+is product.py.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from stretto.config import HarnessConfig
@@ -36,9 +34,10 @@ from stretto.harness.history import History, StreamError
 from stretto.harness.parse import Attempt
 from stretto.harness.session import Called, Session
 from stretto.harness.spans import Spans, token_span
+from stretto.harness.speaker import Elsewhere, Speaker
 from stretto.harness.tools import NANO
 from stretto.harness.toolset import ToolSet, ToolSetError
-from stretto.records import CallStatus, GenerateRequest, GenerateResponse, Lease, Message, Segment, Task, ToolCall
+from stretto.records import CallStatus, Lease, Message, Segment, Task, ToolCall
 from stretto.sandbox.box import BoxError, BoxLost
 from stretto.sandbox.pool import BoxPool
 
@@ -50,13 +49,6 @@ TRAIN = "train"
 """Purpose of a rollout that is trained on; all others are evaluations."""
 TOOL_SHARE = 0.25
 """Share of the lease's time that the policy's tools may run, so that it can't run out the clock of the lease."""
-RELEASE_SECONDS = 2.0
-MAX_ABORTS = 8
-"""Times the engine may break off one turn."""
-
-
-Elsewhere = Callable[[EngineClient], Awaitable[EngineClient]]
-"""From the engine that failed to the one to go on with. Raises EngineError when there is none."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +100,8 @@ async def play(
             if lease.purpose != TRAIN and ending is not Ending.SUBMITTED:
                 await rollout.leave()
     except TimeoutError:
-        ending, reason = Ending.INFRA, f"the lease ran out after {left * 0.9:.0f} s, waiting for {rollout.waiting_for}"
+        waited_for = rollout.speaker.waiting_for
+        ending, reason = Ending.INFRA, f"the lease ran out after {left * 0.9:.0f} s, waiting for {waited_for}"
     except StreamError as error:
         ending, reason = Ending.INFRA, f"{lease.engine}: {error}"
     except (EngineError, BoxLost, OSError) as error:
@@ -123,7 +116,7 @@ async def play(
         ending=ending,
         files=rollout.files,
         reason=reason,
-        engine=rollout.engine.url,
+        engine=rollout.speaker.engine.url,
         tools=toolset.version,
         effort=rollout.effort,
     )
@@ -150,9 +143,9 @@ class _Rollout:
         turn_seconds: float,
         session: Session,
     ):
-        self.lease, self.engine, self.chat, self.config = lease, engine, chat, config
+        self.lease, self.chat, self.config, self.session = lease, chat, config, session
         self.spans, self.tool_seconds = spans, tool_seconds
-        self._elsewhere, self._turn_seconds, self.session = elsewhere, turn_seconds, session
+        self.speaker = Speaker(lease, engine, chat, elsewhere, turn_seconds)
         shown = session.toolset.schemas if config.show_tools else None
         prompt = chat.start(lease.task.instruction, config.system_prompt, shown)
         self.history = History(prompt, lease.sampling.truncated)
@@ -160,7 +153,6 @@ class _Rollout:
         self.calls: list[ToolCall] = []
         self.files: dict[str, bytes] = {}
         self.turns = 0
-        self.waiting_for = "nothing"
         self.effort = Effort()
         self._ill_formed = 0  # in a row
         self._attempts: list[Attempt] = []  # of the last turn
@@ -171,7 +163,8 @@ class _Rollout:
         if len(self.history) >= budget:
             return Ending.TOKENS, f"the prompt alone takes {len(self.history)} of {budget} tokens"
         while True:
-            spoken = await self._speak(min(self.config.max_turn_tokens, budget - len(self.history)))
+            limit = min(self.config.max_turn_tokens, budget - len(self.history))
+            spoken = await self.speaker.speak(self.history, limit)
             self.turns += 1
             observations, ended = await self._act(spoken)
             if ended is None:
@@ -180,50 +173,8 @@ class _Rollout:
                 return ended
 
     async def close(self) -> None:
-        """Give the box and the KV cache back; an engine that does not answer drops its idle sessions by itself."""
-        await asyncio.gather(self.session.close(), self._release())
-
-    async def _release(self) -> None:
-        with contextlib.suppress(EngineError, TimeoutError):
-            async with asyncio.timeout(RELEASE_SECONDS):
-                await self.engine.release(self.lease.rollout)
-
-    async def _speak(self, limit: int) -> list[int]:
-        """One assistant turn. What the engine breaks off goes on from its last token, within the same limit."""
-        spoken: list[int] = []
-        for _ in range(MAX_ABORTS):
-            request = GenerateRequest(
-                ids=self.history.ids,
-                max_tokens=limit - len(spoken),
-                stop=self.chat.ends,
-                sampling=self.lease.sampling,
-                session=self.lease.rollout,
-                routes_from=self.history.rows,
-            )
-            response = await self._generate(request)
-            if len(response.ids) > request.max_tokens:
-                raise StreamError(
-                    f"the engine sampled {len(response.ids)} tokens where {request.max_tokens} were asked"
-                )
-            self.history.take(response)
-            spoken += response.ids
-            if spoken and (response.finish != "aborted" or spoken[-1] in self.chat.ends or len(spoken) == limit):
-                return spoken
-            if response.finish != "aborted":
-                raise StreamError(f"the engine sampled nothing and calls that {response.finish!r}")
-        raise StreamError(f"the engine broke off turn {self.turns + 1} of {self.lease.rollout} {MAX_ABORTS} times")
-
-    async def _generate(self, request: GenerateRequest) -> GenerateResponse:
-        while True:
-            self.waiting_for = f"{self.engine.url} in turn {self.turns + 1}"
-            seconds = min(self._turn_seconds, max(self.lease.deadline - time.time(), 0.1))
-            try:
-                return await self.engine.generate(request, timeout=seconds)
-            except EngineError as error:
-                if self._elsewhere is None or error.status == 400:  # a bad request is bad everywhere
-                    raise
-                self.waiting_for = f"an engine to go on with, as {error}"
-                self.engine = await self._elsewhere(self.engine)
+        """Give the box and the KV cache back."""
+        await asyncio.gather(self.session.close(), self.speaker.release())
 
     async def _act(self, spoken: list[int]) -> tuple[list[str], tuple[Ending, str] | None]:
         """Carry out a turn's calls in order, up to one that ends the rollout: their observations, and the ending."""
@@ -238,7 +189,7 @@ class _Rollout:
         spoken_calls = [token_span(ends, attempt.start, attempt.end) for attempt in attempts]
         self.effort.turn(text, ends, len(spoken), spoken_calls if attempts != [no_call] else [])
         for attempt, (start, end) in zip(attempts, spoken_calls, strict=True):
-            self.waiting_for = f"the box to run {attempt.name or 'a call'}"
+            self.speaker.waiting_for = f"the box to run {attempt.name or 'a call'}"
             self.session.left = self.tool_seconds
             called = await self.session.call(attempt)
             self.calls.append(called.record(first + start, first + end))
@@ -257,7 +208,7 @@ class _Rollout:
         return observations, None
 
     async def _collect(self) -> tuple[Ending, str]:
-        self.waiting_for = "the box to hand over the workspace"
+        self.speaker.waiting_for = "the box to hand over the workspace"
         try:
             self.files = await self.session.collect()
         except BoxError as error:

@@ -28,9 +28,10 @@ from stretto.grading.grader import Grader
 from stretto.grading.outcome import Grade
 from stretto.harness.chat import Chat
 from stretto.harness.ending import Ending
-from stretto.harness.loop import TRAIN, Elsewhere, Played, play
+from stretto.harness.loop import TRAIN, Played, play
 from stretto.harness.rates import Rates
 from stretto.harness.spans import Spans
+from stretto.harness.speaker import Elsewhere
 from stretto.records import Lease, Receipt, encode
 from stretto.rollouts.desk import GradingDesk
 from stretto.rollouts.link import Link

@@ -187,8 +187,10 @@ def test_ENG_10_no_parser_raises_and_none_drops_an_attempt(text: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(ARGUMENTS)
 def test_what_is_written_is_read_back(arguments: dict[str, str]) -> None:
-    (attempt,) = Kimi().parse(call_text("f", arguments))
-    assert (attempt.status, attempt.arguments) == (CallStatus.OK, arguments)
+    """But for values that hold the format's own marks: parsers read text."""
+    if not any("<|tool_call" in value for value in arguments.values()):
+        (attempt,) = Kimi().parse(call_text("f", arguments))
+        assert (attempt.status, attempt.arguments) == (CallStatus.OK, arguments)
     if not any(mark in value for value in arguments.values() for mark in ("</", "<parameter", "<tool_call")):
         (attempt,) = ChatML(coder=True).parse(qwen_xml.call_text("f", arguments))
         assert (attempt.status, attempt.arguments) == (CallStatus.OK, arguments)
