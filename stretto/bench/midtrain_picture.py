@@ -36,7 +36,9 @@ def picture(found: dict[str, Any]) -> str:
         for value in one["rewards"]:
             plot.dot(-one["loss"], 100 * value, "c1 hollow", 3)
         plot.dot(-one["loss"], mean, "c1", 5)
-        plot.text(-one["loss"], mean, f"{one['tokens'] / 1000:g}k tokens", anchor="end", dx=-10, dy=-8)
+        first = one is budgets[0]  # to the left of it is the axis
+        anchor, dx, dy = ("start", 10, 16) if first else ("end", -10, -8)
+        plot.text(-one["loss"], mean, f"{one['tokens'] / 1000:g}k tokens", anchor=anchor, dx=dx, dy=dy)
     style = resources.files("stretto.watch").joinpath("report.css").read_text(encoding="utf-8")
     head, body = plot.svg().split(">", 1)
     return f'{head} xmlns="http://www.w3.org/2000/svg" font-family="sans-serif"><style>{style}</style>{body}\n'
