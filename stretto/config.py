@@ -96,6 +96,16 @@ class HarnessConfig(Section):
     tools: str = ""
     """Tool set for tasks whose task.toml names none: `nano`, `code`, or a TOML file; empty is `nano` for small tasks
     that an oracle grades, and `code` for others."""
+    client: str = ""
+    """A TOML file that declares your product's own agent, which then plays in place of Stretto's loop, with its own
+    prompt and tools; `max_tokens` bounds each of its conversations."""
+
+    @model_validator(mode="after")
+    def _one_of_two_loops(self) -> HarnessConfig:
+        given = [name for name in ("system_prompt", "show_tools", "tools") if getattr(self, name)]
+        if self.client and given:
+            raise ValueError(f"client is set, and a client brings its own prompt and tools: leave {given[0]} out")
+        return self
 
 
 class SandboxConfig(Section):
@@ -433,6 +443,10 @@ class Config(Section):
             raise ValueError(
                 f"harness.max_tokens ({self.harness.max_tokens}) exceeds engine.max_tokens "
                 f"({self.engine.max_tokens}): a rollout would not fit its KV slot"
+            )
+        if self.harness.client and self.sandbox.latency_p99:
+            raise ValueError(
+                "sandbox.latency_p50 and latency_p99 slow down tools of Stretto, not a client's: leave them 0"
             )
         charges = self.shaping.effort_most + self.shaping.behaviour_most + 5 * self.grading.bad_call_penalty
         if charges >= 1:

@@ -61,6 +61,8 @@ class Chat:
         )
         """All tokens that end a turn when they are sampled, the stop token first."""
         self.vocab_size = self.tokenizer.get_vocab_size()
+        self.longest = max(map(len, self.tokenizer.get_vocab()))
+        """No token is made of more characters."""
 
     def start(self, instruction: str, system: str = "", tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Ids of a new conversation, up to where the policy begins to speak; `tools` are shown when given."""

@@ -61,7 +61,7 @@ def load(name: str) -> ToolSet:
 
 def declared(tree: Mapping[str, Any], name: str) -> ToolSet:
     """A set from its TOML tree: `[limits]`, `libraries` and a table `[tools.NAME]` for each tool."""
-    _known(tree, ("limits", "libraries", "tools"), f"tool set {name}")
+    demand_known(tree, ("limits", "libraries", "tools"), f"tool set {name}")
     tools = [_tool(key, _table(table, f"tools.{key}")) for key, table in _table(tree.get("tools"), "tools").items()]
     if not tools:
         raise ToolSetError(f"tool set {name} has no [tools.NAME] table")
@@ -77,7 +77,7 @@ def override(toolset: ToolSet, table: Mapping[str, Any]) -> ToolSet:
     """What a task's [tools] table makes of a set: `only` or `without` some, `user` answers, `[tools.limits]`, and
     `[tools.NAME]` with `name`, `description` and `fields = {argument = "new name"}`."""
     keys = [tool.key for tool in toolset.tools.values()]
-    _known(table, ("set", "only", "without", "user", "limits", *keys), "the [tools] table")
+    demand_known(table, ("set", "only", "without", "user", "limits", *keys), "the [tools] table")
     chosen = _names(table.get("only", keys), "only", keys)
     left_out = _names(table.get("without", []), "without", keys)
     tools: dict[str, Tool] = {}
@@ -100,7 +100,7 @@ def override(toolset: ToolSet, table: Mapping[str, Any]) -> ToolSet:
 
 
 def _tool(key: str, table: Mapping[str, Any]) -> Tool:
-    _known(table, ("name", "does", "description", "parameters", "command"), f"[tools.{key}]")
+    demand_known(table, ("name", "does", "description", "parameters", "command"), f"[tools.{key}]")
     parameters = {}
     for argument, schema in _table(table.get("parameters"), f"tools.{key}.parameters").items():
         schema = dict(_table(schema, f"tools.{key}.parameters.{argument}"))
@@ -120,9 +120,9 @@ def _tool(key: str, table: Mapping[str, Any]) -> Tool:
 
 def _changed(tool: Tool, table: Mapping[str, Any]) -> Tool:
     where = f"[tools.{tool.key}]"
-    _known(table, ("name", "description", "fields"), where)
+    demand_known(table, ("name", "description", "fields"), where)
     renamed = _table(table.get("fields"), f"tools.{tool.key}.fields")
-    _known(renamed, tool.parameters, f"{where} fields")
+    demand_known(renamed, tool.parameters, f"{where} fields")
     parameters = {
         argument: replace(parameter, name=_name(renamed.get(argument, parameter.name), f"{where} fields.{argument}"))
         for argument, parameter in tool.parameters.items()
@@ -140,7 +140,7 @@ def _changed(tool: Tool, table: Mapping[str, Any]) -> Tool:
 def _limits(limits: Limits, table: Any) -> Limits:
     table = _table(table, "limits")
     known = {item.name: type(getattr(limits, item.name)) for item in fields(limits)}
-    _known(table, known, "limits")
+    demand_known(table, known, "limits")
     for name, value in table.items():
         wanted = (int, float) if known[name] is float else known[name]
         if not isinstance(value, wanted) or isinstance(value, bool) or (isinstance(value, int | float) and value < 0):
@@ -161,7 +161,7 @@ def _table(value: Any, where: str) -> Mapping[str, Any]:
 def _names(value: Any, where: str, known: list[str]) -> list[str]:
     if not isinstance(value, list):
         raise ToolSetError(f"{where} must be a list of tools")
-    _known({str(name): None for name in value}, known, where)
+    demand_known({str(name): None for name in value}, known, where)
     return value
 
 
@@ -171,7 +171,8 @@ def _name(value: Any, where: str) -> str:
     return value
 
 
-def _known(table: Iterable[str], known: Iterable[str], where: str) -> None:
+def demand_known(table: Iterable[str], known: Iterable[str], where: str) -> None:
+    """ToolSetError for a key that is none of `known`, with the nearest one."""
     known = list(known)
     for key in table:
         if key not in known:

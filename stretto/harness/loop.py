@@ -37,6 +37,7 @@ from stretto.harness.spans import Spans, token_span
 from stretto.harness.speaker import Elsewhere, Speaker
 from stretto.harness.tools import NANO
 from stretto.harness.toolset import ToolSet, ToolSetError
+from stretto.harness.turn import said
 from stretto.records import CallStatus, Lease, Message, Segment, Task, ToolCall
 from stretto.sandbox.box import BoxError, BoxLost
 from stretto.sandbox.pool import BoxPool
@@ -178,16 +179,17 @@ class _Rollout:
 
     async def _act(self, spoken: list[int]) -> tuple[list[str], tuple[Ending, str] | None]:
         """Carry out a turn's calls in order, up to one that ends the rollout: their observations, and the ending."""
-        text = self.chat.said(spoken)
+        heard = said(spoken, self.chat, self.spans)
+        text = heard.text
         self.messages.append(Message(role="assistant", text=text))
-        no_call = Attempt(CallStatus.NO_CALL, end=len(text), error=self.chat.format.no_call)
-        attempts = self.chat.parse(text) or [no_call]
+        self.effort.turn(text, heard.ends, len(spoken), heard.spans)
+        attempts, spoken_calls = heard.attempts, heard.spans
+        if not attempts:
+            attempts = [Attempt(CallStatus.NO_CALL, end=len(text), error=self.chat.format.no_call)]
+            spoken_calls = [token_span(heard.ends, 0, len(text))]
         self._attempts = attempts
-        ends = self.spans.ends(spoken[:-1] if spoken[-1] in self.chat.stop else spoken, text)
         first = len(self.history) - len(spoken)
         observations = []
-        spoken_calls = [token_span(ends, attempt.start, attempt.end) for attempt in attempts]
-        self.effort.turn(text, ends, len(spoken), spoken_calls if attempts != [no_call] else [])
         for attempt, (start, end) in zip(attempts, spoken_calls, strict=True):
             self.speaker.waiting_for = f"the box to run {attempt.name or 'a call'}"
             self.session.left = self.tool_seconds

@@ -81,7 +81,7 @@ class Session:
     async def call(self, attempt: Attempt) -> Called:
         attempt = sendable(attempt)
         tool = self.toolset.tools.get(attempt.name)
-        box = await self._open() if attempt.status is CallStatus.OK else None
+        box = await self.open() if attempt.status is CallStatus.OK else None
         started = time.perf_counter()  # a box takes its time to start, which is not the policy's
         try:
             if box is not None:
@@ -101,12 +101,12 @@ class Session:
 
     async def typed(self, command: str) -> str:
         """What the box's terminal answers, for a person whose tools include none. Raises BoxError, BoxLost."""
-        await self._open()
+        await self.open()
         assert self.workspace is not None
         return await IMPLEMENTATIONS["run"](self.workspace, command)
 
     async def collect(self) -> dict[str, bytes]:
-        box = await self._open()
+        box = await self.open()
         limits = self.toolset.limits
         return await box.files(limits.files, limits.bytes)
 
@@ -119,7 +119,8 @@ class Session:
         if self._box is not None:
             await self._box.stop()
 
-    async def _open(self) -> Box:
+    async def open(self) -> Box:
+        """The box, begun at the first need of it. Raises BoxLost."""
         if self._box is None:
             try:
                 self._box = await agent_box(self.task, self.pool, self.toolset.libraries)

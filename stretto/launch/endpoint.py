@@ -97,6 +97,10 @@ def evaluate(
 async def _evaluate(
     config: Config, store: Store, tasks: list[Task], url: str, model: str, attempts: int, temperature: float, tell: Tell
 ) -> dict[str, Any]:
+    if config.harness.client:
+        raise LaunchError(
+            "harness.client needs a policy whose tokens can be recorded: give a checkpoint, not the URL of an endpoint"
+        )
     pool = BoxPool(config.sandbox)
     toolsets = {task.id: of(task, config.harness.tools) for task in tasks}
     await pool.start()

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from stretto.config import Config, ConfigError, dump, load_run
-from stretto.harness import declare
+from stretto.harness import client, declare
 from stretto.records import Task
 from stretto.sandbox import backends
 from stretto.tasks import folder
@@ -90,6 +90,7 @@ def own_tasks(config: Config) -> dict[str, list[Task]]:
     trained on. Raises ConfigError and TaskError with a sentence.
     """
     if config.tasks.source == "repair":
+        demand_tools(config, [])
         return {}
     source = Path(config.tasks.source)
     found: dict[str, list[Task]] = {split: [] for split in SPLITS}
@@ -113,7 +114,12 @@ def own_tasks(config: Config) -> dict[str, list[Task]]:
 
 
 def demand_tools(config: Config, tasks: Iterable[Task]) -> None:
-    """ToolSetError for a task whose tools are declared wrongly, ValueError where the sandbox can't hold them."""
+    """ToolSetError for a client, or a task whose tools, are declared wrongly, ValueError where the sandbox can't hold
+    them."""
+    if config.harness.client:
+        client.load(config.harness.client)
+        backends.demand(config.sandbox, client.NEEDS, f"the client {config.harness.client}")
+        return
     for task in tasks:
         toolset = declare.of(task, config.harness.tools)
         backends.demand(config.sandbox, toolset.needs, f"the tool set {toolset.name} of task {task.id}")

@@ -26,9 +26,10 @@ from stretto.config import Config
 from stretto.engine.client import EngineClient, EngineError
 from stretto.grading.grader import Grader
 from stretto.grading.outcome import Grade
+from stretto.harness import loop, product
 from stretto.harness.chat import Chat
 from stretto.harness.ending import Ending
-from stretto.harness.loop import TRAIN, Played, play
+from stretto.harness.loop import TRAIN, Played
 from stretto.harness.rates import Rates
 from stretto.harness.spans import Spans
 from stretto.harness.speaker import Elsewhere
@@ -142,6 +143,7 @@ class Worker:
         seconds = self.config.rollouts.turn_seconds
         try:
             engine, elsewhere = self._engine(lease.engine), self._elsewhere(lease)
+            play = product.play if self.config.harness.client else loop.play
             played = await play(
                 lease,
                 engine,

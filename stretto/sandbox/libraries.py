@@ -1,14 +1,15 @@
 """Python distributions of our own environment, made available in boxes: copied once, with what they require.
 
 A box sees them read-only at `LIBRARIES`; callers put that on PYTHONPATH or `sys.path`. Bytecode is copied along, so
-that an import in a box doesn't compile. Distributions that were installed in editable form can't be copied.
+that an import in a box doesn't compile. Distributions that were installed in editable form can't be copied. A name that
+is an absolute path is a folder, copied under its own name.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
@@ -54,10 +55,13 @@ def closure(names: Iterable[str]) -> list[metadata.Distribution]:
     return [found[name] for name in sorted(found)]
 
 
-def stage(names: Iterable[str], target: Path) -> None:
-    """Copy the files of `names` and their requirements into the new folder `target`."""
+def stage(names: Sequence[str], target: Path) -> None:
+    """Copy the files of `names` and their requirements, and folders among `names`, into the new folder `target`."""
     target.mkdir(mode=0o755)
-    for distribution in closure(names):
+    folders = [Path(name) for name in names if name.startswith("/")]
+    for folder in folders:
+        _stage_folder(folder, target / folder.name)
+    for distribution in closure(name for name in names if not name.startswith("/")):
         files = distribution.files
         if files is None:
             raise LibraryMissing(f"{distribution.name} has no list of its files, so it can't be copied into a box")
@@ -73,6 +77,14 @@ def stage(names: Iterable[str], target: Path) -> None:
             if name.suffix == ".py":
                 for bytecode in origin.parent.glob(f"__pycache__/{origin.stem}.*.pyc"):
                     copy_readable(bytecode, target / name.parent / "__pycache__" / bytecode.name)
+
+
+def _stage_folder(folder: Path, target: Path) -> None:
+    if not folder.is_dir():
+        raise LibraryMissing(f"{folder} is not a folder of this machine")
+    for origin in folder.rglob("*"):
+        if origin.is_file() and not origin.is_symlink():
+            copy_readable(origin, target / origin.relative_to(folder))
 
 
 def copy_readable(origin: Path, target: Path) -> None:
