@@ -12,6 +12,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
@@ -30,28 +31,23 @@ def ask(messages):
 
 
 def read_file(path):
-    with open(path, encoding="utf-8") as file:
-        return "\n".join(f"{number}\t{line}" for number, line in enumerate(file.read().splitlines(), 1))
+    return "\n".join(f"{number}\t{line}" for number, line in enumerate(Path(path).read_text().splitlines(), 1))
 
 
 def edit_file(path, line, text):
     """Replace a line of the file as it was given: a later edit takes the place of an earlier one."""
-    given.setdefault(path, open(path, encoding="utf-8").read().splitlines())
+    given.setdefault(path, Path(path).read_text().splitlines())
     if not 1 <= line <= len(given[path]):
         raise ValueError(f"{path} has no line {line}")
     lines = [*given[path][: line - 1], text, *given[path][line:]]
-    with open(path, "w", encoding="utf-8") as file:
-        file.write("\n".join(lines) + "\n")
+    Path(path).write_text("\n".join(lines) + "\n")
     return "ok"
 
 
 def run_tests():
     """One `assert call == value` after the other, and the first that fails."""
     done = subprocess.run(
-        [sys.executable, os.path.join(os.path.dirname(__file__), "tests.py")],
-        capture_output=True,
-        text=True,
-        timeout=5,
+        [sys.executable, Path(__file__).with_name("tests.py")], capture_output=True, text=True, timeout=5
     )
     return done.stdout.strip() or f"FAILED the tests died (exit code {done.returncode})"
 

@@ -2,12 +2,12 @@
 
 import ast
 import sys
+from pathlib import Path
 
 sys.path.insert(0, ".")
-source = open("test_solution.py", encoding="utf-8").read()
 scope = {"__name__": "visible"}
 passed = 0
-for node in ast.parse(source).body:
+for node in ast.parse(Path("test_solution.py").read_text()).body:
     what = ast.unparse(node)
     try:
         if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare):

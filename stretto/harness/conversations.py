@@ -26,6 +26,7 @@ from stretto.harness.chat import Chat
 from stretto.harness.effort import Effort
 from stretto.harness.history import History
 from stretto.harness.pieces import content
+from stretto.harness.session import sendable
 from stretto.harness.spans import Spans
 from stretto.harness.turn import Said, said
 from stretto.records import CallStatus, Message, Segment, ToolCall
@@ -46,10 +47,14 @@ class Conversation:
     number: int
     history: History
     tools: str
+    names: frozenset[str]
+    """Of the tools."""
     known: list[Key] | None = None
     asked: list[Key] = field(default_factory=list)
+    parsed: list[int] = field(default_factory=list)
+    """The last turn's calls that parsed: their places in `Conversations.calls`."""
     results: dict[str, int] = field(default_factory=dict)
-    """Calls without a result, by id: their places in `Conversations.calls`."""
+    """Those without a result, by the id that the client knows."""
     closed: bool = True
     """Whether the last turn ended with the stop token."""
 
@@ -79,9 +84,13 @@ class Conversations:
         """The conversation that goes on with these messages, up to where the policy speaks. Raises TooLong and, for
         messages that can't be rendered, ValueError; then nothing has changed."""
         try:
-            keys = [_key(message) for message in messages]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"a message can't be read: {error!r}") from None
+            return self._take(messages, tools)
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"the messages or tools can't be read: {error!r}") from None
+
+    def _take(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> Conversation:
+        keys = [_key(message) for message in messages]
+        names = frozenset(str(tool["function"]["name"]) for tool in tools or [])
         least = sum(len(text) for _, text, _ in keys) // self.chat.longest
         if least >= self.max_tokens:  # not worth a tokenizer's time
             raise TooLong(f"the conversation takes more than {least} tokens; there are {self.max_tokens} in all")
@@ -96,7 +105,7 @@ class Conversations:
         if held + len(ids) >= self.max_tokens:
             raise TooLong(f"the conversation takes {held + len(ids)} tokens; there are {self.max_tokens} in all")
         if found is None:
-            found = Conversation(len(self.all), History(ids, self.truncated), offered)
+            found = Conversation(len(self.all), History(ids, self.truncated), offered, names)
             self.all.append(found)
         else:
             found.history.give(ids)
@@ -113,13 +122,14 @@ class Conversations:
         conversation.closed = spoken[-1] in self.chat.stop
         self.effort.turn(heard.text, heard.ends, len(spoken), heard.spans)
         self.messages.append(Message(role="assistant", text=heard.text))
-        names = {tool["function"]["name"] for tool in json.loads(conversation.tools)}
-        conversation.results = {}
-        for place, (attempt, (start, end)) in enumerate(zip(heard.attempts, heard.spans, strict=True)):
+        conversation.parsed = []
+        for spoken_call, (start, end) in zip(heard.attempts, heard.spans, strict=True):
+            attempt = sendable(spoken_call)
             status = attempt.status
-            if status is CallStatus.OK and names and attempt.name not in names:
+            if spoken_call.status is CallStatus.OK:
+                conversation.parsed.append(len(self.calls))
+            if status is CallStatus.OK and conversation.names and attempt.name not in conversation.names:
                 status = CallStatus.UNKNOWN_TOOL
-            conversation.results[attempt.id or f"#{place}"] = len(self.calls)
             self.calls.append(
                 ToolCall(
                     name=attempt.name,
@@ -135,10 +145,9 @@ class Conversations:
 
     def told(self, conversation: Conversation, message: dict[str, Any]) -> None:
         """The client has this answer: it may go on from here."""
-        places = list(conversation.results.values())
-        parsed = [place for place in places if self.calls[place].status in (CallStatus.OK, CallStatus.UNKNOWN_TOOL)]
-        if told := message.get("tool_calls"):
-            conversation.results = {call["id"]: place for call, place in zip(told, parsed, strict=True)}
+        ids = [call["id"] for call in message.get("tool_calls") or []]
+        ids = ids or [f"#{number}" for number in range(len(conversation.parsed))]  # of calls that were told as text
+        conversation.results = dict(zip(ids, conversation.parsed, strict=True))
         conversation.known = [*conversation.asked, _key(message)]
 
     @property

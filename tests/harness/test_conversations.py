@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stretto.harness.chat import Chat, call_text
 from stretto.harness.conversations import Conversations, TooLong
 from stretto.harness.spans import Spans
-from stretto.records import CallStatus, GenerateResponse
+from stretto.records import CallStatus, GenerateResponse, encode
 
 TOOLS = [{"type": "function", "function": {"name": "grep", "parameters": {"type": "object", "properties": {}}}}]
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Fix it."}
@@ -140,6 +140,34 @@ def test_calls_of_no_tool_offered_are_noted(conversations):
     first = conversations.take([USER], TOOLS)
     answer(conversations, first, call_text("rm", {}) + "<tool_call>\n{broken\n</tool_call>")
     assert [call.status for call in conversations.calls] == [CallStatus.UNKNOWN_TOOL, CallStatus.BAD_JSON]
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"a": 1' + "0" * 400 + "}"])
+def test_what_no_record_can_hold_is_a_broken_call(conversations, arguments):
+    first = conversations.take([USER], TOOLS)
+    answer(conversations, first, f'<tool_call>\n{{"name": "grep", "arguments": {arguments}}}\n</tool_call>')
+    conversations.told(first, told(("c1", "grep"), arguments=arguments))
+    assert encode(conversations.calls[0]) and conversations.calls[0].status is CallStatus.BAD_ARGUMENTS
+
+
+@pytest.mark.parametrize(
+    "messages, tools",
+    [
+        ([{"role": "user", "content": [{"type": "text"}]}], None),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], None),
+        ([{"role": "robot", "content": "x"}], None),
+        (
+            [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, USER],
+            None,
+        ),
+        ([USER], [{"type": "function"}]),
+        ([USER], [{"type": "function", "function": "f"}]),
+    ],
+)
+def test_garbage_is_a_sentence_and_changes_nothing(conversations, messages, tools):
+    with pytest.raises(ValueError):
+        conversations.take(messages, tools)
+    assert not conversations.all and not conversations.messages
 
 
 @settings(max_examples=40, deadline=None)

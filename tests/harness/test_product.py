@@ -26,7 +26,10 @@ TASK = Task(
     id="double/1",
     split="train",
     instruction="double(x) must return twice x. Fix solution.py.",
-    files={"solution.py": "def double(x):\n    return x + 3\n"},
+    files={
+        "solution.py": "def double(x):\n    return x + 3\n",
+        "test_solution.py": "from solution import double\nassert double(2) == 4\nassert double(0) == 0\n",
+    },
     grading={},
 )
 LOOK = call_text("bash", {"command": "cat solution.py"})
@@ -136,6 +139,26 @@ assert "submit" in ask(messages)["content"]
     assert played.ending is Ending.SUBMITTED, played.reason
     assert played.segments == ours.segments
     assert [call.name for call in played.calls] == ["read_file", "submit"]
+
+
+async def test_the_example_works_as_our_tools_do(go, scripted_engine):
+    fix = call_text("edit_file", {"path": "solution.py", "line": 2, "text": "    return 2 * x"})
+    read, tests, submit = (
+        call_text("read_file", {"path": "solution.py"}),
+        call_text("run_tests", {}),
+        call_text("submit", {}),
+    )
+    example = Path(__file__).parents[2] / "examples" / "agent"
+    declared = (example / "agent.toml").read_text().replace('"."', f'"{example}"')
+    played = await go(read, tests, fix, tests, "And now?", submit, declared=declared)
+    assert (played.ending, played.reason, len(played.segments)) == (Ending.SUBMITTED, "", 1)
+    assert [call.observation for call in played.calls] == [
+        "1\tdef double(x):\n2\t    return x + 3",
+        "FAILED double(2): got 5, expected 4",
+        "ok",
+        "2 passed",
+        "",
+    ]
 
 
 async def test_the_openai_package_streamed(go):
