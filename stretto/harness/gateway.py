@@ -55,7 +55,7 @@ class Gateway:
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_post("/v1/chat/completions", self._completions)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
 
     async def start(self) -> None:
         await self._runner.setup()
@@ -68,7 +68,8 @@ class Gateway:
 
     async def close(self) -> None:
         await self._runner.cleanup()
-        self.over.cancel()
+        if not self.over.cancel() and not self.over.cancelled():
+            self.over.exception()  # nobody need have asked for it
 
     @property
     def speaking_seconds(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -187,6 +188,24 @@ async def test_a_compacted_history_is_a_new_segment(go, scripted_engine):
     assert played.ending is Ending.TURNS and len(played.segments) == 3
     assert [call.segment for call in played.calls] == [0, 1, 2]
     assert {"r1", "r1/1", "r1/2"} <= set(scripted_engine.requests)
+
+
+async def test_an_answer_that_nobody_waited_for_is_not_trained_on(go, scripted_engine):
+    """The client gives up and asks again: the first request leaves the engine, and no segment holds it."""
+    left = asyncio.Event()
+
+    async def first_is_slow(request) -> None:
+        if request.session == "r1":
+            try:
+                await asyncio.sleep(20)
+            except asyncio.CancelledError:
+                left.set()
+                raise
+
+    scripted_engine.pause = first_is_slow
+    played = await go(DONE, mode="impatient")
+    assert (played.ending, len(played.segments), played.turns) == (Ending.SUBMITTED, 1, 1)
+    assert set(scripted_engine.requests) == {"r1/1"}
 
 
 @pytest.mark.parametrize(

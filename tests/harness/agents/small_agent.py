@@ -3,6 +3,7 @@
 Modes, as its first argument, are ways to misbehave.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -22,7 +23,7 @@ TOOLS = [
 ]
 
 
-def ask(messages, **options):
+def ask(messages, timeout=30, **options):
     body = {"model": "any-name", "messages": messages, "tools": TOOLS, **options}
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
@@ -30,7 +31,7 @@ def ask(messages, **options):
         {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
     )
     try:
-        with urllib.request.urlopen(request) as answer:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
             return json.load(answer)["choices"][0]["message"]
     except urllib.error.HTTPError as error:
         sys.exit("refused: " + error.read().decode())
@@ -49,6 +50,9 @@ def main(mode, task):
     if mode == "idle":
         return
     messages = [{"role": "system", "content": "You work in a shell."}, {"role": "user", "content": task}]
+    if mode == "impatient":
+        with contextlib.suppress(TimeoutError):
+            ask(messages, timeout=0.2)
     while True:
         message = ask(messages)
         messages.append(message)
