@@ -89,6 +89,9 @@ class HarnessConfig(Section):
     """Token budget of one rollout, prompt and observations included."""
     max_turn_tokens: Positive = 96
     """Tokens one assistant turn may sample."""
+    compact_tokens: int = Field(default=0, ge=0)
+    """A conversation that holds so many tokens is summed up by the policy, which goes on with its summary in a new one;
+    `max_tokens` then bounds each of them. 0 never."""
     system_prompt: str = ""
     """Text of the system message; empty sends none (a mid-trained model knows its product)."""
     show_tools: bool = False
@@ -102,9 +105,19 @@ class HarnessConfig(Section):
 
     @model_validator(mode="after")
     def _one_of_two_loops(self) -> HarnessConfig:
-        given = [name for name in ("system_prompt", "show_tools", "tools") if getattr(self, name)]
+        given = [name for name in ("system_prompt", "show_tools", "tools", "compact_tokens") if getattr(self, name)]
         if self.client and given:
-            raise ValueError(f"client is set, and a client brings its own prompt and tools: leave {given[0]} out")
+            raise ValueError(f"client is set, and a client has its own prompt, tools and context: leave {given[0]} out")
+        return self
+
+    @model_validator(mode="after")
+    def _summaries_have_room(self) -> HarnessConfig:
+        if self.compact_tokens and self.compact_tokens + 2 * self.max_turn_tokens > self.max_tokens:
+            raise ValueError(
+                f"compact_tokens is {self.compact_tokens}: with the turn that reaches it and the summary, of "
+                f"max_turn_tokens ({self.max_turn_tokens}) each, a conversation would hold more than max_tokens "
+                f"({self.max_tokens})"
+            )
         return self
 
 

@@ -69,13 +69,15 @@ class Chat:
         messages = [{"role": "system", "content": system}] if system else []
         return self.messages([*messages, {"role": "user", "content": instruction}], tools)
 
-    def observe(self, observations: list[str], attempts: Sequence[Attempt] = ()) -> list[int]:
+    def observe(self, observations: list[str], attempts: Sequence[Attempt] = (), then: str = "") -> list[int]:
         """Ids that follow an assistant turn ended by the stop token: tool results, then the next assistant prefix.
-        `attempts` are what they answer, one each, for formats whose results name their call."""
+        `attempts` are what they answer, one each, for formats whose results name their call; `then` are a user's words
+        after them."""
         if not observations:
             raise ValueError("observe() needs at least one observation: a turn is always answered")
         answered = [*attempts, *[None] * len(observations)]
-        return self.follow([_result(text, attempt) for text, attempt in zip(observations, answered, strict=False)])
+        results = [_result(text, attempt) for text, attempt in zip(observations, answered, strict=False)]
+        return self.follow([*results, *([{"role": "user", "content": then}] if then else [])])
 
     def follow(self, messages: list[dict[str, Any]]) -> list[int]:
         """Ids of `messages` (roles user, tool) after an assistant turn ended by the stop token, up to where the policy

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from stretto.harness.spans import token_span
 
-_THINKING = re.compile(r"\A.*?</think>|<think>.*?(?:</think>|\Z)", re.DOTALL)
+THINKING = re.compile(r"\A.*?</think>|<think>.*?(?:</think>|\Z)", re.DOTALL)
+"""What is thought aloud; the opening tag may stand in the prompt."""
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Effort:
         spans = list(calls)
         calling = sum(end - start for start, end in spans)
         thinking = 0
-        for match in _THINKING.finditer(text):
+        for match in THINKING.finditer(text):
             start, end = token_span(ends, *match.span())
             thinking += end - start - sum(max(min(end, e) - max(start, s), 0) for s, e in spans)
         self.thinking += thinking

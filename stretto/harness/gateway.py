@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from stretto.config import HarnessConfig
@@ -27,11 +26,10 @@ from stretto.engine import completions
 from stretto.engine.client import EngineError
 from stretto.engine.contract import BadRequest
 from stretto.engine.speech import Speech
-from stretto.harness.conversations import Conversation, Conversations, TooLong
+from stretto.harness.conversations import Conversations, TooLong
 from stretto.harness.ending import Ending
 from stretto.harness.history import StreamError
 from stretto.harness.speaker import Speaker
-from stretto.records import Sampling
 
 MODEL = "policy"
 MAX_BODY = 16 << 20
@@ -116,8 +114,7 @@ class Gateway:
         prompt, room = len(history), self.conversations.max_tokens - len(history)
         limit = min(room, self.config.max_turn_tokens, room if body.limit is None else body.limit)
         with self._asking():
-            session, sampling = self._own(conversation)
-            spoken = await self.speaker.speak(history, limit, session, sampling)
+            spoken = await self.speaker.speak(history, limit, conversation.number)
         self.conversations.hear(conversation, spoken)
         chat = self.conversations.chat
         speech = Speech(chat, stops=body.stops, hide=chat.format.opening if body.offered else "")
@@ -129,15 +126,6 @@ class Gateway:
         ended = "stop" if speech.stopped or spoken[-1] in chat.ends else "length"
         finish = completions.finish(ended, attempts)
         return message, finish, completions.usage(prompt, len(spoken), 0)
-
-    def _own(self, conversation: Conversation) -> tuple[str, Sampling]:
-        """The engine's session of a conversation and its draws: those of the second are not those of the first."""
-        lease, number = self.speaker.lease, conversation.number
-        if number == 0:
-            return lease.rollout, lease.sampling
-        seed = lease.sampling.seed
-        other = None if seed is None else (seed + number * 0x9E3779B1) % (1 << 31)
-        return f"{lease.rollout}/{number}", msgspec.structs.replace(lease.sampling, seed=other)
 
     async def _streamed(
         self,

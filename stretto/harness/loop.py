@@ -8,10 +8,10 @@ A turn that is cut at its token limit has no stop token. The conversation needs 
 as *not sampled*: the policy is neither trained on a token it did not choose nor shown a conversation without it.
 
 How it may end is listed in ending.py. Whatever the policy does is its own: only the engine, the box or the
-clock of the lease, each seen from outside, make a rollout `infra`. Context compaction is not here: one segment.
+clock of the lease, each seen from outside, make a rollout `infra`.
 
 An engine that fails in the middle of a rollout need not end it (speaker.py). A product's own loop in place of this one
-is product.py.
+is product.py. A context that fills up is summed up by the policy (summary.py).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from stretto.harness.parse import Attempt
 from stretto.harness.session import Called, Session
 from stretto.harness.spans import Spans, token_span
 from stretto.harness.speaker import Elsewhere, Speaker
+from stretto.harness.summary import ASK, again
 from stretto.harness.tools import NANO
 from stretto.harness.toolset import ToolSet, ToolSetError
 from stretto.harness.turn import said
@@ -110,7 +111,7 @@ async def play(
     finally:
         await rollout.close()
     return Played(
-        segments=[rollout.history.segment()],
+        segments=[history.segment() for history in rollout.histories],
         calls=rollout.calls,
         messages=rollout.messages,
         turns=rollout.turns,
@@ -147,16 +148,16 @@ class _Rollout:
         self.lease, self.chat, self.config, self.session = lease, chat, config, session
         self.spans, self.tool_seconds = spans, tool_seconds
         self.speaker = Speaker(lease, engine, chat, elsewhere, turn_seconds)
-        shown = session.toolset.schemas if config.show_tools else None
-        prompt = chat.start(lease.task.instruction, config.system_prompt, shown)
-        self.history = History(prompt, lease.sampling.truncated)
-        self.messages = [Message(role="user", text=lease.task.instruction)]
+        self.histories: list[History] = []
+        self.messages: list[Message] = []
+        self._begin(lease.task.instruction)
         self.calls: list[ToolCall] = []
         self.files: dict[str, bytes] = {}
         self.turns = 0
         self.effort = Effort()
         self._ill_formed = 0  # in a row
         self._attempts: list[Attempt] = []  # of the last turn
+        self._summing = False  # the next turn is a summary
 
     async def run(self) -> tuple[Ending, str]:
         """Turns until an ending, with a sentence unless it is `submitted`."""
@@ -165,13 +166,20 @@ class _Rollout:
             return Ending.TOKENS, f"the prompt alone takes {len(self.history)} of {budget} tokens"
         while True:
             limit = min(self.config.max_turn_tokens, budget - len(self.history))
-            spoken = await self.speaker.speak(self.history, limit)
+            spoken = await self.speaker.speak(self.history, limit, len(self.histories) - 1)
             self.turns += 1
-            observations, ended = await self._act(spoken)
-            if ended is None:
-                ended = self._answer(spoken, observations)
+            if self._summing:
+                ended = self._go_on(spoken)
+            else:
+                observations, ended = await self._act(spoken)
+                ended = ended or self._answer(spoken, observations)
             if ended is not None:
                 return ended
+
+    @property
+    def history(self) -> History:
+        """Of the present segment."""
+        return self.histories[-1]
 
     async def close(self) -> None:
         """Give the box and the KV cache back."""
@@ -194,7 +202,7 @@ class _Rollout:
             self.speaker.waiting_for = f"the box to run {attempt.name or 'a call'}"
             self.session.left = self.tool_seconds
             called = await self.session.call(attempt)
-            self.calls.append(called.record(first + start, first + end))
+            self.calls.append(called.record(len(self.histories) - 1, first + start, first + end))
             self.messages.append(Message(role="tool", text=called.observation))
             observations.append(called.observation)
             self.tool_seconds -= called.seconds
@@ -228,14 +236,39 @@ class _Rollout:
             if self._ill_formed == len(self.calls):
                 return Ending.FAULT, f"none of {self.turns} turns held a well-formed tool call"
             return Ending.TURNS, f"no submission within {self.turns} turns"
-        ids = self.chat.observe(observations, self._attempts)
-        if spoken[-1] not in self.chat.stop:  # cut at its limit, or ended by a token that opened another message
-            ids = self.chat.stop[:1] + ids
+        # a turn that was cut at its limit, or ended by a token that opened another message, is closed first
+        closing = [] if spoken[-1] in self.chat.stop else self.chat.stop[:1]
+        ids = closing + self.chat.observe(observations, self._attempts)
+        if 0 < self.config.compact_tokens <= len(self.history) + len(ids):
+            ids = closing + self.chat.observe(observations, self._attempts, then=ASK)
+            self.messages.append(Message(role="user", text=ASK))
+            self._summing = True
         if len(self.history) + len(ids) >= self.config.max_tokens:
             return Ending.TOKENS, f"no submission within {self.config.max_tokens} tokens"
         self.history.give(ids)
         self.effort.reading += len(ids)
         return None
+
+    def _go_on(self, spoken: list[int]) -> tuple[Ending, str] | None:
+        """The turn was a summary: begin a new segment with it."""
+        heard = said(spoken, self.chat, self.spans)
+        self.messages.append(Message(role="assistant", text=heard.text))
+        self.effort.turn(heard.text, heard.ends, len(spoken), [])
+        if self.turns == self.config.max_turns:
+            return Ending.TURNS, f"no submission within {self.turns} turns"
+        self._summing = False
+        self._begin(again(self.lease.task.instruction, heard.text, self.session.plan, len(self.histories)))
+        if len(self.history) < self.config.compact_tokens:
+            return None
+        self.histories.pop()  # nothing was said in it
+        return Ending.TOKENS, f"the summary alone takes more than {self.config.compact_tokens} tokens"
+
+    def _begin(self, text: str) -> None:
+        """A new segment that begins with the user's words `text`."""
+        shown = self.session.toolset.schemas if self.config.show_tools else None
+        prompt = self.chat.start(text, self.config.system_prompt, shown)
+        self.histories.append(History(prompt, self.lease.sampling.truncated))
+        self.messages.append(Message(role="user", text=text))
 
 
 def given_up(called: Called) -> str:

@@ -48,12 +48,12 @@ class Called:
         """Whether this is a carried-out call of the tool `key`."""
         return self.tool == key and self.status is CallStatus.OK
 
-    def record(self, start: int = 0, end: int = 0) -> ToolCall:
-        """`[start, end)` is the call's token span."""
+    def record(self, segment: int = 0, start: int = 0, end: int = 0) -> ToolCall:
+        """`[start, end)` is the call's token span in that segment."""
         return ToolCall(
             name=self.attempt.name,
             status=self.status,
-            segment=0,
+            segment=segment,
             start=start,
             end=end,
             arguments=self.attempt.arguments if self.well_formed else {},
@@ -109,6 +109,11 @@ class Session:
         box = await self.open()
         limits = self.toolset.limits
         return await box.files(limits.files, limits.bytes)
+
+    @property
+    def plan(self) -> list[dict[str, str]]:
+        """The steps of the last todo."""
+        return self.workspace.todos if self.workspace else []
 
     @property
     def opened(self) -> bool:

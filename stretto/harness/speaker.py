@@ -14,6 +14,8 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from stretto.engine.client import EngineClient, EngineError
 from stretto.harness.chat import Chat
 from stretto.harness.history import History, StreamError
@@ -45,13 +47,10 @@ class Speaker:
         self._sessions = {lease.rollout}
         self.waiting_for = "nothing"
 
-    async def speak(
-        self, history: History, limit: int, session: str = "", sampling: Sampling | None = None
-    ) -> list[int]:
-        """One assistant turn of at most `limit` tokens. `session` (default: the rollout's id) is under what name the
-        engine keeps the history's keys and values, `sampling` the lease's by default. Raises StreamError, EngineError.
-        """
-        session, sampling = session or self.lease.rollout, sampling or self.lease.sampling
+    async def speak(self, history: History, limit: int, segment: int = 0) -> list[int]:
+        """One assistant turn of at most `limit` tokens. `segment` is the history's number in the rollout: each has its
+        own keys and values in the engine, and its own draws. Raises StreamError, EngineError."""
+        session, sampling = self._of(segment)
         self._sessions.add(session)
         spoken: list[int] = []
         for _ in range(MAX_ABORTS):
@@ -81,6 +80,14 @@ class Speaker:
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(RELEASE_SECONDS):
                 await asyncio.gather(*(self.engine.release(session) for session in sorted(self._sessions)))
+
+    def _of(self, segment: int) -> tuple[str, Sampling]:
+        """The engine's session of a segment, and its sampling."""
+        rollout, sampling = self.lease.rollout, self.lease.sampling
+        if segment == 0:
+            return rollout, sampling
+        seed = None if sampling.seed is None else (sampling.seed + segment * 0x9E3779B1) % (1 << 31)
+        return f"{rollout}/{segment}", msgspec.structs.replace(sampling, seed=seed)
 
     async def _generate(self, request: GenerateRequest) -> GenerateResponse:
         while True:

@@ -97,10 +97,9 @@ def evaluate(
 async def _evaluate(
     config: Config, store: Store, tasks: list[Task], url: str, model: str, attempts: int, temperature: float, tell: Tell
 ) -> dict[str, Any]:
-    if config.harness.client:
-        raise LaunchError(
-            "harness.client needs a policy whose tokens can be recorded: give a checkpoint, not the URL of an endpoint"
-        )
+    for name in ("client", "compact_tokens"):
+        if getattr(config.harness, name):
+            raise LaunchError(f"harness.{name} goes with a checkpoint whose tokens are recorded, not with an endpoint")
     pool = BoxPool(config.sandbox)
     toolsets = {task.id: of(task, config.harness.tools) for task in tasks}
     await pool.start()
