@@ -25,12 +25,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from stretto.config import HarnessConfig
-from stretto.engine.client import EngineClient, EngineError
+from stretto.engine.client import EngineClient
+from stretto.harness.blame import ended
 from stretto.harness.chat import Chat
 from stretto.harness.declare import of
 from stretto.harness.effort import Effort
 from stretto.harness.ending import Ending
-from stretto.harness.history import History, StreamError
+from stretto.harness.history import History
 from stretto.harness.parse import Attempt
 from stretto.harness.session import Called, Session
 from stretto.harness.spans import Spans, token_span
@@ -95,19 +96,7 @@ async def play(
         lease, engine, chat, config, spans or Spans(chat), left * TOOL_SHARE, elsewhere, turn_seconds, session
     )
     try:
-        if problem:
-            raise BoxLost(problem)
-        async with asyncio.timeout(left * 0.9):
-            ending, reason = await rollout.run()
-            if lease.purpose != TRAIN and ending is not Ending.SUBMITTED:
-                await rollout.leave()
-    except TimeoutError:
-        waited_for = rollout.speaker.waiting_for
-        ending, reason = Ending.INFRA, f"the lease ran out after {left * 0.9:.0f} s, waiting for {waited_for}"
-    except StreamError as error:
-        ending, reason = Ending.INFRA, f"{lease.engine}: {error}"
-    except (EngineError, BoxLost, OSError) as error:
-        ending, reason = Ending.INFRA, str(error) or type(error).__name__
+        ending, reason = (Ending.INFRA, problem) if problem else await ended(rollout.play(), rollout.speaker, left)
     finally:
         await rollout.close()
     return Played(
@@ -159,8 +148,16 @@ class _Rollout:
         self._attempts: list[Attempt] = []  # of the last turn
         self._summing = False  # the next turn is a summary
 
-    async def run(self) -> tuple[Ending, str]:
-        """Turns until an ending, with a sentence unless it is `submitted`."""
+    async def play(self) -> tuple[Ending, str]:
+        """Turns until an ending, with a sentence unless it is `submitted`. An evaluation also takes along what was left
+        behind without a submission."""
+        ending, reason = await self._run()
+        if self.lease.purpose != TRAIN and ending is not Ending.SUBMITTED and self.session.opened:
+            with contextlib.suppress(BoxError, BoxLost):
+                self.files = await self.session.collect()
+        return ending, reason
+
+    async def _run(self) -> tuple[Ending, str]:
         budget = self.config.max_tokens
         if len(self.history) >= budget:
             return Ending.TOKENS, f"the prompt alone takes {len(self.history)} of {budget} tokens"
@@ -224,11 +221,6 @@ class _Rollout:
         except BoxError as error:
             return Ending.FAULT, f"the workspace cannot be collected: {error}"
         return Ending.SUBMITTED, ""
-
-    async def leave(self) -> None:
-        """Take the workspace along as it is, though nothing was handed in."""
-        with contextlib.suppress(BoxError, BoxLost):
-            self.files = await self.session.collect() if self.session.opened else {}
 
     def _answer(self, spoken: list[int], observations: list[str]) -> tuple[Ending, str] | None:
         """Append what the policy sees next, unless there will be no next turn."""

@@ -21,18 +21,17 @@ import time
 from collections.abc import Iterator
 
 from stretto.config import HarnessConfig
-from stretto.engine.client import EngineClient, EngineError
+from stretto.engine.client import EngineClient
+from stretto.harness.blame import ended
 from stretto.harness.chat import Chat
 from stretto.harness.client import Client, load
 from stretto.harness.conversations import Conversations
 from stretto.harness.ending import Ending
 from stretto.harness.gateway import MODEL, Gateway
-from stretto.harness.history import StreamError
 from stretto.harness.loop import TOOL_SHARE, TRAIN, Played
 from stretto.harness.session import Session
 from stretto.harness.spans import Spans
 from stretto.harness.speaker import Elsewhere, Speaker
-from stretto.harness.toolset import ToolSetError
 from stretto.records import Lease
 from stretto.sandbox.box import Box, BoxError, BoxLost
 from stretto.sandbox.libraries import LIBRARIES
@@ -68,25 +67,23 @@ async def play(
     files: dict[str, bytes] = {}
     version = ""
     session: Session | None = None
-    try:
+
+    async def played() -> tuple[Ending, str]:
+        nonlocal files, version, session
         client = load(config.client)
         conversations.does, version = client.does, client.version
         session = Session(lease.task, pool, client.toolset)
-        async with asyncio.timeout(left * 0.9):
-            ending, reason = await _run(client, session, gateway, lease.task.instruction, left * TOOL_SHARE)
-            if ending is Ending.SUBMITTED or lease.purpose != TRAIN:
-                try:
-                    files = await session.collect()
-                except BoxError as error:
-                    if ending is Ending.SUBMITTED:
-                        ending, reason = Ending.FAULT, f"the workspace cannot be collected: {error}"
-    except TimeoutError:
-        waited_for = speaker.waiting_for
-        ending, reason = Ending.INFRA, f"the lease ran out after {left * 0.9:.0f} s, waiting for {waited_for}"
-    except StreamError as error:
-        ending, reason = Ending.INFRA, f"{lease.engine}: {error}"
-    except (EngineError, BoxLost, OSError, ToolSetError) as error:
-        ending, reason = Ending.INFRA, str(error) or type(error).__name__
+        ending, reason = await _run(client, session, gateway, lease.task.instruction, left * TOOL_SHARE)
+        if ending is Ending.SUBMITTED or lease.purpose != TRAIN:
+            try:
+                files = await session.collect()
+            except BoxError as error:
+                if ending is Ending.SUBMITTED:
+                    ending, reason = Ending.FAULT, f"the workspace cannot be collected: {error}"
+        return ending, reason
+
+    try:
+        ending, reason = await ended(played(), speaker, left)
     finally:
         await gateway.close()
         await asyncio.gather(speaker.release(), *([session.close()] if session else []))
