@@ -1,38 +1,49 @@
-"""What must not survive `stretto corpus build`: near duplicates by recall on real files, secrets of many kinds,
-copyleft in every place where it is declared, and answers of evaluation tasks in other clothes (PITFALLS MID-5)."""
+"""What must not survive `stretto corpus build`: near duplicates, by recall on real files, and answers of evaluation
+tasks in other clothes (PITFALLS MID-5). Secrets: test_secrets.py; copyleft: test_licences.py."""
 
 from __future__ import annotations
 
+import ast
+import io
 import json
+import keyword
 import random
 import re
 import sysconfig
+import tokenize
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-import pytest
-from corpora import GPL, MIT, made, source
+from corpora import MIT, made, source
 
-from stretto.midtrain.corpus import assigned, duplicates
+from stretto.midtrain.corpus import duplicates
+from stretto.midtrain.corpus.buckets import Buckets
+from stretto.midtrain.corpus.grams import index, ngrams, ngrams_by_text, renamed_ngrams
 from stretto.midtrain.corpus.plan import Corpus
-from stretto.midtrain.corpus.shingles import bare, ngrams, token_hashes
+from stretto.midtrain.corpus.tokenised import plain, tokenise
 from stretto.tasks.repair import generate
-
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-HEX = "0123456789abcdef"
-
-
-# Near duplicates
 
 
 def files() -> list[str]:
     """Real source: modules of the standard library."""
     found = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in found]
-    return [text for text in texts if 3_000 < len(text) < 60_000]
+    return [text for text in texts if 3_000 < len(text) < 40_000][::2]
 
 
-def renamed(text: str, rng: random.Random) -> str:
+# Edits
+
+
+def changed(text: str, rng: random.Random) -> str:
+    """A tenth of the lines is another."""
+    lines = text.split("\n")
+    for at in rng.sample(range(len(lines)), len(lines) // 10):
+        lines[at] = f"    {rng.choice('abc')} = call_{rng.randrange(999)}({rng.randrange(99)})"
+    return "\n".join(lines)
+
+
+def touched(text: str, rng: random.Random) -> str:
     """An identifier gets another name in every tenth line or so."""
     lines = text.split("\n")
     for at in rng.sample(range(len(lines)), len(lines) // rng.choice((8, 12, 20))):
@@ -55,159 +66,111 @@ def reordered(text: str, rng: random.Random) -> str:
 
 
 def relicensed(text: str, rng: random.Random) -> str:
-    return (
-        f"# Copyright {rng.randrange(1990, 2026)} Somebody Else\n"
-        + "".join(f"# {line}\n" for line in MIT.split("\n"))
-        + text
-    )
+    holder = f"# Copyright {rng.randrange(1990, 2026)} Somebody Else\n"
+    return holder + "".join(f"# {line}\n" for line in MIT.split("\n")) + text
 
 
-def jaccard(one: str, other: str) -> float:
-    first, second = (np.unique(ngrams(token_hashes(text), duplicates.SHINGLE)) for text in (one, other))
-    both = len(np.intersect1d(first, second, assume_unique=True))
-    return both / (len(first) + len(second) - both)
+def renamed(text: str, rng: random.Random) -> str:
+    """A third of all names has another, everywhere."""
+    words = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    names = sorted({one.string for one in words if one.type == tokenize.NAME and not keyword.iskeyword(one.string)})
+    others = set(rng.sample(names, len(names) // 3))
+    lines = text.splitlines(keepends=True)
+    for one in reversed(words):
+        if one.type == tokenize.NAME and one.string in others:
+            row, column = one.start[0] - 1, one.end[1]
+            lines[row] = lines[row][:column] + "_new" + lines[row][column:]
+    return "".join(lines)
 
 
-def test_at_least_95_of_100_planted_edits_above_the_threshold_are_found_and_no_distinct_file_is() -> None:
-    threshold = Corpus().near_duplicate
+def formatted(text: str, rng: random.Random) -> str:
+    """As another formatter would, without comments."""
+    return ast.unparse(ast.parse(text))
+
+
+def everything(text: str, rng: random.Random) -> str:
+    return relicensed(commented(touched(reordered(text, rng), rng), rng), rng)
+
+
+EDITS = (changed, touched, commented, reordered, relicensed, renamed, everything)
+
+
+def test_at_least_95_of_100_planted_edits_are_found_of_each_kind_and_no_distinct_file_is() -> None:
     rng = random.Random(0)
     originals = files()
-    edits = (
-        renamed,
-        commented,
-        reordered,
-        relicensed,
-        lambda text, rng: commented(renamed(reordered(text, rng), rng), rng),
-    )
-    planted = [(at, edit(text, rng)) for at, text in enumerate(originals) for edit in edits]
-    known = duplicates.Duplicates(threshold)
-    texts = [*originals, *(text for _, text in planted)]
-    hashes = [token_hashes(text) for text in texts]
-    signatures = duplicates.signatures(hashes)
-    distinct = [
-        known.check(str(at), duplicates.exact_key(originals[at]), signatures[at], len(hashes[at]))
-        for at in range(len(originals))
-    ]
-    wrong = [
-        at
-        for at, why in enumerate(distinct)
-        if why and jaccard(originals[at], originals[int(why[1].split()[1].rstrip(","))]) < 0.5
-    ]
-    assert not wrong, "files that share less than half of their shingles"
-    near = [
-        (similarity, known.check("copy", duplicates.exact_key(text), signatures[number], len(hashes[number])))
-        for number, (at, text) in enumerate(planted, len(originals))
-        if distinct[at] is None and (similarity := jaccard(originals[at], text)) >= threshold and text != originals[at]
-    ]
-    close = [why for similarity, why in near if similarity < threshold + 0.1]
-    assert len(near) > 300 and len(close) > 30, "edits of every strength"
-    recall = sum(why is not None for _, why in near) / len(near)
-    assert recall >= 0.95 and sum(why is not None for why in close) / len(close) >= 0.9, recall
+    planted = [(edit.__name__, at, edit(text, rng)) for at, text in enumerate(originals) for edit in EDITS]
+    planted += [("formatted", at, formatted(text, rng)) for at, text in enumerate(originals)]
+    texts = [*originals, *(text for _, _, text in planted)]
+    whole = tokenise(texts)
+    bare = plain(whole)
+    signatures, sizes = duplicates.signatures(whole, bare), duplicates.sizes(whole, bare).tolist()
+
+    def check(known: duplicates.Duplicates, number: int) -> str:
+        why = known.check(str(number), duplicates.exact_key(texts[number]), signatures[number], sizes[number])
+        return why[1] if why else ""
+
+    alone = duplicates.Duplicates(Corpus().near_duplicate)
+    said = [check(alone, number) for number in range(len(originals))]
+    shingles = [np.unique(ngrams(whole.of(number), 5)) for number in range(len(originals))]
+    for number, why in enumerate(said):
+        if why:
+            other = shingles[int(re.findall(r"\d+", why)[0])]
+            both = len(np.intersect1d(shingles[number], other, assume_unique=True))
+            assert both / (len(other) + len(shingles[number]) - both) > 0.5, "files that share less than half"
+    found: dict[str, list[bool]] = defaultdict(list)
+    for number, (kind, at, text) in enumerate(planted, len(originals)):
+        if not said[at] and text != originals[at]:
+            known = duplicates.Duplicates(Corpus().near_duplicate)
+            check(known, at)
+            found[kind].append(bool(check(known, number)))
+    recalls = {kind: sum(hits) / len(hits) for kind, hits in found.items()}
+    assert min(map(len, found.values())) >= 30
+    assert all(recall >= (0.85 if kind == "formatted" else 0.95) for kind, recall in recalls.items()), recalls
 
 
-# Secrets
+def test_buckets_remember_across_their_runs() -> None:
+    rng = np.random.default_rng(0)
+    keys = rng.integers(0, 1 << 20, (400, 9)).astype(np.uint64)
+    known = Buckets(recent=100)
+    for number, row in enumerate(keys):
+        alike = [other for other in range(number) if np.isin(keys[other], row).any()]
+        assert known.sharing(row) == alike
+        known.add(row, number)
+    assert len(known._runs) > 1 and sum(len(texts) for _, texts in known._runs) > 3000
 
 
-def secrets() -> dict[str, str]:
-    rng = random.Random(4)
-
-    def draw(count: int, alphabet: str = LETTERS) -> str:
-        return "".join(rng.choice(alphabet) for _ in range(count))
-
-    def key(kind: str) -> str:
-        body = "\n".join(draw(64) for _ in range(5))
-        return f"K = '''-----BEGIN {kind} PRIVATE KEY-----\n{body}\n-----END {kind} PRIVATE KEY-----'''"
-
-    return {
-        "github": f'T = "ghp_{draw(36)}"',
-        "aws": f'K = "AKIA{draw(16, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567")}"',
-        "aws_secret": f'aws_secret_access_key = "{draw(40)}"',
-        "slack": f'T = "xoxb-{draw(12, "123456789")}-{draw(12, "123456789")}-{draw(24)}"',
-        "stripe": f'K = "sk_live_{draw(24)}"',
-        "google": f'K = "AIza{draw(35)}"',
-        "openai": f'K = "sk-proj-{draw(48)}"',
-        "gitlab": f'T = "glpat-{draw(20)}"',
-        "sendgrid": f'K = "SG.{draw(22)}.{draw(43)}"',
-        "hugging_face": f'T = "hf_{draw(34)}"',
-        "telegram": f'B = "{draw(10, "123456789")}:AA{draw(33)}"',
-        "database": f'U = "postgres://admin:{draw(14)}@db.example.org/app"',
-        "rsa": key("RSA"),
-        "openssh": key("OPENSSH"),
-        "assigned": f'PASSWORD = "{draw(18)}"',
-        "quoted": f'C = {{"api_key": "{draw(32, HEX)}"}}',
-        "bearer": f'H = {{"Authorization": "Bearer {draw(40)}"}}',
-        "netrc": f'N = "machine api.example.com login bob password {draw(14)}"',
-    }
+# Tokens and n-grams
 
 
-def test_no_planted_secret_survives_and_harmless_strings_do(tmp_path: Path) -> None:
-    folder = tmp_path / "repo"
-    folder.mkdir()
-    (folder / "LICENSE").write_text(MIT)
-    for number, (name, line) in enumerate(secrets().items()):
-        (folder / f"bad_{name}.py").write_text(f"{source(number)}\n{line}\n")
-    harmless = [
-        'password = "correct-horse-battery"',
-        'TOKEN_URL = "https://example.org/oauth2/token"',
-        'secret = get("name")',
-    ]
-    for number, line in enumerate(harmless):
-        (folder / f"good_{number}.py").write_text(f"{source(100 + number)}\n{line}\n")
-    kept, left, _ = made(tmp_path, ["repo"])
-    assert set(kept) == {f"repo/good_{number}.py" for number in range(len(harmless))}
-    assert len(left["secret"]) == len(secrets()) >= 10
+def test_tokens_of_many_texts_are_those_of_each_alone_and_know_what_they_are() -> None:
+    texts = ['def f(x):  # half\n    return "x y" + z7\n', "", '"""Doc."""  # too\na = 1\r\n# café\n', "é" * 40]
+    together = tokenise(texts)
+    for number, text in enumerate(texts):
+        alone = tokenise([text])
+        here = slice(together.offsets[number], together.offsets[number + 1])
+        assert np.array_equal(together.hashes_T[here], alone.hashes_T)
+        assert np.array_equal(together.names_T[here], alone.names_T)
+        assert np.array_equal(together.aside_T[here], alone.aside_T)
+    first = tokenise(texts[:1])
+    words = re.findall(r"\w+|[^\w\s]", texts[0])
+    assert [word for word, name in zip(words, first.names_T, strict=True) if name] == ["f", "x", "half", "z7"]
+    assert [word for word, aside in zip(words, first.aside_T, strict=True) if aside] == ["#", "half"]
+    assert len(plain(tokenise(texts[2:3])).hashes_T) == 3
+    one, other = tokenise(["f(('a', g(b),), )\n"]), tokenise(['f("a",\n   g(b))'])
+    assert np.array_equal(plain(one).hashes_T, plain(other).hashes_T)
 
 
-def test_words_placeholders_and_digests_under_other_names_are_no_secrets() -> None:
-    for line in (
-        'token = "your-api-token-goes-here-1234"',
-        'password = "changeme12345678"',
-        f'sha = "{HEX * 4}"',
-        "token = next(it)",
-    ):
-        assert not assigned.kind(line), line
-
-
-# Licences
-
-
-def test_no_copyleft_file_survives_wherever_it_is_declared(tmp_path: Path) -> None:
-    named = "# License\n\nThis project is licensed under the GNU GPL v3.\n"
-    mozilla = "# This Source Code Form is subject to the terms of the Mozilla Public\n# License, v. 2.0.\n"
-    repositories = {
-        "file": {"LICENSE": named, "bad.py": ""},
-        "beside": {"LICENSE": MIT, "COPYING": named, "bad.py": ""},
-        "below": {"LICENSE": MIT, "a/b/c/COPYING": named, "a/b/c/d/bad.py": "", "a/b/good.py": ""},
-        "clause": {"LICENSE": f'"Commons Clause" License Condition v1.0\n\n{MIT}', "bad.py": ""},
-        "metadata": {"pyproject.toml": '[project]\nname = "x"\nlicense = "GPL-3.0-or-later"\n', "bad.py": ""},
-        "nothing": {"README.md": "hello", "bad.py": ""},
-        "headers": {
-            "LICENSE": MIT,
-            "bad_1.py": GPL,
-            "bad_2.py": "# SPDX-License-Identifier: LGPL-3.0-only\n",
-            "bad_3.py": "# SPDX-License-Identifier: MIT AND GPL-2.0-only\n",
-            "bad_4.py": '__license__ = "GPLv3+"\n',
-            "bad_5.py": "# Licence : LGPLv2.1\n",
-            "bad_6.py": "import os\n" * 40 + "# SPDX-License-Identifier: AGPL-3.0-or-later\n",
-            "bad_7.py": mozilla,
-            "bad_8.py": "# License: CC BY-NC 4.0\n",
-            "bad_9.py": "# Licensed under the Elastic License 2.0\n",
-            "good_1.py": "# SPDX-License-Identifier: Apache-2.0\n",
-            "good_2.py": "# License: MIT\n",
-        },
-    }  # fmt: skip
-    number = 0
-    for name, tree in repositories.items():
-        for path, text in tree.items():
-            target = tmp_path / "all" / name / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            number += 1
-            target.write_text(text + (source(number) if path.endswith(".py") else ""))
-    kept, left, _ = made(tmp_path, ["all"], secrets=False)
-    assert set(kept) == {"below/a/b/good.py", "headers/good_1.py", "headers/good_2.py"}
-    assert len(left["licence"]) == sum(
-        path.rpartition("/")[2].startswith("bad") for tree in repositories.values() for path in tree
-    )
+def test_ngrams_never_reach_into_the_next_text_and_renaming_changes_none() -> None:
+    texts = ["a b c d", "e f", "", "g h i"]
+    tokens = tokenise(texts)
+    grams, offsets = ngrams_by_text(tokens.hashes_T, tokens.offsets, 3)
+    assert offsets.tolist() == [0, 2, 2, 2, 3]
+    assert np.array_equal(grams, np.concatenate([ngrams(tokens.of(number), 3) for number in range(4)]))
+    one, other, third = tokenise(["a = b + a * 2"]), tokenise(["x = y + x * 2"]), tokenise(["x = y + y * 2"])
+    shapes = [renamed_ngrams(each.of(0), each.names_T, 5) for each in (one, other, third)]
+    assert np.array_equal(shapes[0], shapes[1]) and not np.array_equal(shapes[0], shapes[2])
+    held = list(index([grams[:2]], 3).held(ngrams(tokens.hashes_T, 3), tokens.offsets))
+    assert [(text, entries.tolist(), shares.tolist()) for text, entries, shares in held] == [(0, [0], [1.0])]
 
 
 # Answers
@@ -235,13 +198,31 @@ def test_MID_5_answers_do_not_survive_reindented_commented_or_without_their_comm
     }.items():
         (task / path).parent.mkdir(parents=True, exist_ok=True)
         (task / path).write_text(text)
-    noisy = "\n".join(f"{line}\n    # step {number}" for number, line in enumerate(bare(own).split("\n")))
+    test = """from solution import merge
+
+def test_two_rows_of_one_key():
+    rows = [{"a": 1, "b": 2}, {"a": 1, "c": 3}, {"a": 2, "b": 9}]
+    assert merge(rows, ["a"]) == [{"a": 1, "b": 2, "c": 3}, {"a": 2, "b": 9}]
+"""
+    (task / "tests/test_merge.py").write_text(test)
+    stripped = ast.unparse(ast.parse(own)).replace("'Merge rows by keys.'", "")
+    other = re.sub(r"\b(merge|rows?|keys?|groups?|pair)\b", r"\1_of_mine", own)
+    lines = own.split("\n")
     forms = {
         "verbatim": own,
         "generated": answer,
         "indented": "class Holder:\n" + "".join(f"\t\t{line}\n" for line in own.split("\n")),
-        "stripped": bare(own),
-        "commented": noisy,
+        "stripped": stripped,
+        "commented": "\n".join(f"{line}  # step {number}" for number, line in enumerate(lines)),
+        "between": "\n".join(f"{line}\n    # step {number}" for number, line in enumerate(lines)),
+        "renamed": other,
+        "renamed_and_stripped": ast.unparse(ast.parse(other)),
+        "typed": own.replace("rows, keys)", "rows: list[dict], keys: list[str]) -> list[dict]"),
+        "commented_out": "\n".join(f"# {line}" for line in lines),
+        "escaped": f"CODE = {json.dumps(own)}\n",
+        "pieces": "CODE = (\n" + "\n".join(f"    {line + chr(10)!r}" for line in lines) + "\n)\n",
+        "test": test,
+        "test_quoted": test.replace('"', "'").replace("rows", "data"),
         "blank": own.replace("\n", "\n\n"),
         "crlf": own.replace("\n", "\r\n"),
     }
@@ -250,38 +231,24 @@ def test_MID_5_answers_do_not_survive_reindented_commented_or_without_their_comm
     (folder / "LICENSE").write_text(MIT)
     for number, (name, text) in enumerate(forms.items()):
         (folder / f"{name}.py").write_bytes(f"{source(number)}\n\n{text}\n\n{source(50 + number)}".encode())
-    (folder / "other.py").write_text(source(99))
-    kept, left, _ = made(tmp_path, ["repo"], evaluation=["repair", "tasks"], secrets=False)
-    assert set(kept) == {"repo/other.py"} and len(left["evaluation task"]) == len(forms)
-
-
-# Bad input
-
-
-def test_a_line_of_200_megabytes_is_named_and_never_held(tmp_path: Path) -> None:
-    import resource
-
-    with (tmp_path / "rows.jsonl").open("wb") as file:
-        file.write(b'{"text": "')
-        for _ in range(200):
-            file.write(b"x" * (1 << 20))
-        file.write(b'", "license": "MIT"}\n' + json.dumps({"text": source(1), "lang": "py", "license": "MIT"}).encode())
-    kept, left, _ = made(tmp_path, ["rows.jsonl"], secrets=False)
-    assert set(kept) == {"rows.jsonl/rows.jsonl:2"} and left["row too long"] == ["rows.jsonl:1"]
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2 << 20, "KiB"
-
-
-def test_a_parquet_file_without_a_column_and_one_that_is_none_are_named(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(arrow.table({"body": [source(1)], "license": ["MIT"]}), tmp_path / "a.parquet")
-    (tmp_path / "b.parquet").write_bytes(b"PAR1 no")
-    (tmp_path / "c.jsonl").write_bytes(
-        b'{"text": "caf\xe9"}\n' + json.dumps({"text": source(2), "lang": "py", "license": "MIT"}).encode()
+    alike = "def collect(rows, keys):\n    groups = {}\n    for row in rows:\n        groups[row[keys[0]]] = len(row)\n"
+    (folder / "other.py").write_text(f"{source(99)}\n\n{alike}    return groups\n")
+    cells = [{"cell_type": "code", "source": [f"{line}\n" for line in own.split("\n")]}]
+    (folder / "notes.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4}, indent=1))
+    call = {"function": {"name": "write", "arguments": json.dumps({"path": "x.py", "content": own})}}
+    talks = [
+        [{"role": "user", "content": "words " * 40}, {"role": "assistant", "content": None, "tool_calls": [call]}],
+        [{"role": "user", "content": source(801)}, {"role": "tool", "content": json.dumps({"file": other})}],
+        [{"role": "user", "content": source(802)}, {"role": "assistant", "content": "fine"}],
+    ]
+    rows = [json.dumps({"messages": talk, "license": "MIT"}) for talk in talks]
+    (tmp_path / "talks.jsonl").write_text("\n".join(rows))
+    kept, left, _ = made(
+        tmp_path,
+        ["repo", "talks.jsonl"],
+        evaluation=["repair", "tasks"],
+        secrets=False,
+        languages=["python", "jupyter"],
     )
-    kept, left, _ = made(tmp_path, ["a.parquet", "b.parquet", "c.jsonl"], secrets=False)
-    assert (
-        left["no text column"] == ["a.parquet:1"]
-        and len(left["unreadable"]) == 2
-        and set(kept) == {"c.jsonl/c.jsonl:2"}
-    )
+    assert set(kept) == {"repo/other.py", "talks.jsonl/talks.jsonl:3"}
+    assert len(left["evaluation task"]) == len(forms) + 3

@@ -3,7 +3,7 @@
     plan ─▶ items ─▶ chunks ═▶ sift (a process per core) ═▶ duplicates, in order ─▶ documents.jsonl.zst
                                                                                   ─▶ left_out.jsonl, manifest.json
 
-A chunk's documents wait on disk, so that memory holds some 0.7 KB a document. The manifest is written last: a folder
+A chunk's documents wait on disk, so that memory holds some 2 KB a document. The manifest is written last: a folder
 without it is no corpus. The same plan over the same files makes the same bytes.
 """
 
@@ -35,7 +35,7 @@ from stretto.midtrain.corpus.sources import Item
 
 DOCUMENTS, LEFT_OUT, MANIFEST = "documents.jsonl.zst", "left_out.jsonl", "manifest.json"
 FORMAT = 1
-SMALL, LARGE = 4 << 20, 32 << 20
+SMALL, LARGE = 8 << 20, 32 << 20
 """Bytes (as they lie on disk) of a chunk: enough that starting the scanners does not count, few enough for memory."""
 
 _sieve: Sieve | None = None  # of this process; forked workers inherit it
@@ -54,7 +54,10 @@ def build(plan: Plan, base: Path, out: Path, workers: int = 0) -> dict[str, Any]
     workers = workers or os.cpu_count() or 1
     spools = out / "spool"
     shutil.rmtree(spools, ignore_errors=True)
-    spools.mkdir(parents=True)
+    try:
+        spools.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"{out} can't hold a corpus: {error.strerror}") from None
     chunks = list(_chunks(items, workers))
     work = [(chunk, spools / f"{number:06d}") for number, chunk in enumerate(chunks)]
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
@@ -65,19 +68,24 @@ def build(plan: Plan, base: Path, out: Path, workers: int = 0) -> dict[str, Any]
     manifest = {
         "format": FORMAT,
         **made,
-        "evaluation": {"answers": len(indexed.names), "too_short": indexed.short},
+        "evaluation": {"answers": indexed.count, "too_short": indexed.short},
         "plan": plan.model_dump(mode="json"),
         "time": {
             "start_s": round(ready - begun, 2),
             "seconds": round(seconds, 2),
             "workers": workers,
-            "mb_per_s_per_core": round(made["read"]["bytes"] / 1e6 / seconds / workers, 3),
-            "mb_per_cpu_s": round(made["read"]["bytes"] / 1e6 / sum(cpu.values()), 3) if cpu else None,
+            "mb_per_s_per_core": _rate(made["read"]["bytes"], seconds * workers),
+            "mb_per_cpu_s": _rate(made["read"]["bytes"], sum(cpu.values())),
             "cpu_s": cpu,
         },
     }
     _atomically(out / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     return manifest
+
+
+def _rate(size: int, seconds: float) -> float:
+    """MB a second; 0 where nothing was read."""
+    return round(size / 1e6 / seconds, 3) if seconds > 0 else 0.0
 
 
 def _work(job: tuple[list[Item], Path]) -> Sifted:
@@ -87,7 +95,7 @@ def _work(job: tuple[list[Item], Path]) -> Sifted:
 
 def _chunks(items: list[Item], workers: int) -> Iterator[list[Item]]:
     """Consecutive items, so that the order of the corpus is that of the plan."""
-    limit = min(LARGE, max(SMALL, sum(item.size for item in items) // (4 * workers)))
+    limit = min(LARGE, max(SMALL, sum(item.size for item in items) // (2 * workers)))
     chunk: list[Item] = []
     size = 0
     for item in items:
@@ -127,7 +135,7 @@ def _write(out: Path, plan: Plan, results: Iterator[Sifted]) -> dict[str, Any]:
             begun = time.process_time()
             for number, document in enumerate(read_spool(chunk.spool)):
                 why = known.check(
-                    chunk.names[number], chunk.keys[number], chunk.signatures[number], chunk.tokens[number]
+                    chunk.names[number], chunk.keys[number], chunk.signatures[number], chunk.sizes[number]
                 )
                 if why:
                     size = len(document.text)

@@ -2,7 +2,8 @@
 
 It runs over plain files, so the texts of one chunk of work are written to a temporary folder first. Nothing found is
 tried out (`--no-validate`), and nothing leaves the machine. Beside its own rules go `credentials.toml`'s: what it
-reports only together with its other half, such as an AWS key id alone. What has no form of its own: `assigned.py`.
+reports only together with its other half, such as an AWS key id alone. What has no form of its own: `assigned.py`; what
+is spelled so that it is not seen: `hidden.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from stretto.midtrain.corpus import assigned
+from stretto.midtrain.corpus import assigned, hidden
 
 RULES = resources.files("stretto.midtrain.corpus") / "credentials.toml"
 FOUND = (0, 200, 205)
@@ -35,11 +36,12 @@ def find(texts: list[str]) -> tuple[dict[int, str], float]:
         raise ValueError(
             "finding secrets needs Kingfisher: pip install 'stretto[corpus]', or set corpus.secrets = false"
         )
+    inside = [hidden.spelled(text) for text in texts]
     with tempfile.TemporaryDirectory(prefix="stretto-corpus-") as place:
         folder = Path(place, "texts")
         folder.mkdir()
         for number, text in enumerate(texts):
-            (folder / f"{number}.txt").write_text(text, encoding="utf-8", errors="surrogatepass")
+            (folder / f"{number}.txt").write_text(f"{text}\n{inside[number]}", encoding="utf-8", errors="replace")
         rules = Path(place, "rules.toml")
         rules.write_text(RULES.read_text())
         words = [
@@ -60,7 +62,11 @@ def find(texts: list[str]) -> tuple[dict[int, str], float]:
     if done.returncode not in FOUND:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise RuntimeError(f"kingfisher ended with exit code {done.returncode}: {' '.join(last)}")
-    found = {number: kind for number, text in enumerate(texts) if (kind := assigned.kind(text))}
+    found = {
+        number: kind
+        for number, text in enumerate(texts)
+        if (kind := assigned.kind(text) or (assigned.kind(inside[number]) if inside[number] else ""))
+    }
     for line in done.stdout.splitlines():
         row = msgspec.json.decode(line)
         if "finding" in row:

@@ -1,61 +1,37 @@
 """Which licence a file is under, and whether that is allowed.
 
-A repository's licence is what its licence files say (spdx-matcher compares them with the SPDX list's templates), else
-what its package metadata says, or what the source declares. A file's own notice goes before its repository's licence:
-an SPDX tag, or one of the sentences by which copyleft and proprietary licences are usually declared. What is recognised
-nowhere is not allowed.
+A repository's licence is what its licence files say (`templates.py`), else what its package metadata says, or what the
+source declares; copyleft that the metadata or the README names counts beside a licence file that says something else.
+A licence file or metadata in a folder is for that folder. A file's own notice goes before its repository's licence: an
+SPDX tag, or one of the sentences of `notices.py`. What is recognised nowhere is not allowed.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import re
-import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from stretto.midtrain.corpus import metadata
+from stretto.midtrain.corpus.notices import Notices
+from stretto.midtrain.corpus.templates import Templates
+
 NAMES = re.compile(r"(un)?licen[cs]e|copying|copyright", re.I)
-METADATA = {"PKG-INFO", "METADATA", "pyproject.toml", "Cargo.toml", "package.json"}
+README = re.compile(r"readme", re.I)
 CODE = (".py", ".js", ".ts", ".go", ".rs", ".c", ".h")
-HEADER = re.compile(r"(?:[ \t]*(?:#|//|/?\*+|--|;|%|<!--|\"\"\"|''').*\n|[ \t]*\n)+|\"\"\".*?\"\"\"", re.S)
-TAG = re.compile(r"SPDX-License-Identifier:[ \t]*([^\n*]+)")
+TAG = re.compile(r"SPDX-License-Identifier[ \t]*:[ \t]*([^\n*]+)", re.I)
+LICENCE_FOLDERS = {"licenses", "licences", "license", "licence"}
+"""Folders that hold nothing but licences, those of the folder above."""
 MAX_TEXT = 20_000
 """Characters of a licence file that are compared with templates; longer ones are known by their notices alone."""
-NOTICES: list[tuple[str, re.Pattern[str]]] = [
-    (name, re.compile(pattern, re.I))
-    for name, pattern in (
-        ("AGPL-3.0-or-later", r"GNU Affero General Public|\bAGPL"),
-        ("LGPL-2.1-or-later", r"GNU (?:Lesser|Library) General Public|\bLGPL"),
-        ("GPL-2.0-or-later", r"GNU General Public|\bGPL"),
-        ("MPL-2.0", r"Mozilla Public Licen[cs]e"),
-        ("EPL-2.0", r"Eclipse Public Licen[cs]e"),
-        ("EUPL-1.2", r"European Union Public Licen[cs]e"),
-        ("CDDL-1.0", r"Common Development and Distribution Licen[cs]e"),
-        ("CC-BY-SA-4.0", r"Attribution[- ](?:Non-?Commercial[- ])?Share-?Alike|\bCC[- ]BY[- ](?:NC[- ])?SA"),
-        ("CC-BY-NC-4.0", r"Attribution[- ]Non-?Commercial|\bCC[- ]BY[- ]NC|\bnon-?commercial use only"),
-        ("SSPL-1.0", r"Server Side Public Licen[cs]e|\bSSPL\b"),
-        ("BUSL-1.1", r"Business Source Licen[cs]e"),
-        ("Elastic-2.0", r"\bElastic Licen[cs]e"),
-        ("PolyForm-Noncommercial-1.0.0", r"\bPolyForm\b"),
-        ("LicenseRef-commons-clause", r"Commons Clause"),
-        ("LicenseRef-proprietary", r"proprietary and confidential|confidential and proprietary|unauthori[sz]ed copy"),
-    )
-]  # fmt: skip
-DECLARES = re.compile(
-    r"(?:licen[cs]ed|released|distributed|redistribute|available|modify it)\b[^.]{0,80}?\bunder\b[^.]{0,60}"
-    r"|(?:\b|_)licen[cs]e[_\"']*\s*[:=][^\n]{0,80}|\bunder the terms of[^.]{0,80}",
+RESTRICTED = re.compile(
+    r"commons clause|non-?commercial[^.]{0,40}\bonly\b|\bonly\b[^.]{0,40}non-?commercial|used for good, not evil"
+    r"|commercial use[^.]{0,40}(?:prohibited|forbidden|not (?:allowed|permitted))",
     re.I,
 )
-"""Sentences anywhere in a file that say under which licence something is; a mere mention is none."""
-HINTS = (
-    "gpl", "general public", "public licen", "share-alike", "sharealike", "-sa", "common development",
-    "business source", "proprietary", "unauthori", "spdx-license", "mozilla", "gnu ", "affero", "server side", "sspl",
-    "noncommercial", "non-commercial", "by-nc", "by nc", "by-sa", "by sa", "elastic licen", "polyform",
-    "commons clause",
-)  # fmt: skip
-"""In lower case: a text with none of these has no notice that would matter."""
+"""Conditions that are added to permissive licences."""
 
 
 class Licences:
@@ -66,16 +42,19 @@ class Licences:
     def __init__(self, allowed: Iterable[str]):
         try:
             from license_expression import get_spdx_licensing
-            from spdx_matcher import analyse_license_text
         except ImportError:
             raise ValueError("recognising licences takes a few packages: pip install 'stretto[corpus]'") from None
+        allowed = tuple(allowed)
         self.allowed = frozenset(name.lower() for name in allowed)
         self._spdx = get_spdx_licensing()
-        self._analyse = functools.lru_cache(1024)(lambda text: analyse_license_text(text)[0]["licenses"])
+        self._templates = Templates()
         self.permits = functools.lru_cache(4096)(self._permits)
+        self._whole = {name: self._templates.flat(self._templates.text(name)) for name in set(allowed)}
+        self._notices = Notices(self._templates.names, self.permits)
 
     def _permits(self, expression: str) -> bool:
-        """Whether an SPDX expression can be satisfied with allowed licences alone."""
+        """Whether an SPDX expression can be satisfied with allowed licences alone. An exception only adds to what a
+        licence permits."""
         if not expression:
             return False
         try:
@@ -87,91 +66,78 @@ class Licences:
         name = type(part).__name__
         if name in ("AND", "OR"):
             return (all if name == "AND" else any)(self._satisfied(one) for one in part.args)
-        return str(part).lower() in self.allowed
+        return str(getattr(part, "license_symbol", part)).lower().removesuffix("+") in self.allowed
 
-    def of_repository(self, texts: dict[str, str], declared: str) -> str:
-        """SPDX expression, or empty. `texts`: licence files and metadata of the two upper levels, by path."""
+    def of_repository(self, texts: Mapping[str, str], declared: str) -> str:
+        """SPDX expression, or empty. `texts`: licence files, metadata and README at its top, by path."""
         if declared:
             return declared
-        paths = sorted(texts, key=lambda path: (path.count("/"), path))
-        found: list[str] = []
-        for path in paths:
-            if is_licence_file(path):
-                text = texts[path]
-                named = sorted(self._analyse(text)) if len(text) <= MAX_TEXT else []
-                named = named or self._notices(text)
-                named += ["LicenseRef-commons-clause"] if "commons clause" in text.lower() else []
-                found.append((" OR " if _versions(named) else " AND ").join(named))
-        found = [one for one in dict.fromkeys(found) if one]
+        paths = sorted(texts)
+        found = [self._of_licence(texts[path]) for path in paths if is_licence_file(path)]
+        said = [one for path in paths if is_metadata(path) for one in metadata.statements(path, texts[path])]
+        found = [one for one in found if one]
         if found:
-            return " AND ".join(f"({one})" if " OR " in one else one for one in found)
-        return next((said for path in paths if (said := self._metadata(path, texts[path]))), "")
+            found += [name for one in said for name in self._notices.refused(one)]
+        else:
+            found = said
+        if found:
+            found += [
+                name for path in paths if README.match(_name(path)) for name in self._notices.of_file(texts[path])
+            ]
+        return together(found)
+
+    def _of_licence(self, text: str) -> str:
+        """Of a licence file."""
+        named = list(self._templates.named(text)) if len(text) <= MAX_TEXT else []
+        named = named or self._notices.refused(" ".join(text.split())) or self._verbatim(text)
+        named += ["LicenseRef-restricted"] if RESTRICTED.search(" ".join(text.split())) else []
+        return (" OR " if _versions(named) else " AND ").join(named)
+
+    def _verbatim(self, text: str) -> list[str]:
+        """Allowed licences whose text stands in `text` as it is: not every template matches its own licence."""
+        flat = self._templates.flat(text) if len(text) <= MAX_TEXT else ""
+        return sorted(name for name, whole in self._whole.items() if whole and whole in flat)
 
     def of_file(self, text: str) -> str:
         """What the file's own notice says, or empty where it has none."""
-        lower = text.lower()
-        if not any(hint in lower for hint in HINTS):
-            return ""
-        tags = [self._clean(tag) for tag in TAG.findall(text)]
-        head = HEADER.match(text)
-        named = self._notices(head.group()) if head and not tags else []
-        for sentence in DECLARES.findall(text):
-            named += self._notices(sentence)
-        return " AND ".join(f"({one})" if " OR " in one else one for one in dict.fromkeys([*tags, *named]))
-
-    def _notices(self, text: str) -> list[str]:
-        flat = " ".join(re.sub(r"[#*/;%]+", " ", text).split())
-        for name, pattern in NOTICES:
-            if pattern.search(flat):
-                return [name]
-        return []
+        tagged = "dentifier" in text or "DENTIFIER" in text
+        tags = [self._clean(tag) for tag in TAG.findall(text)] if tagged else []
+        return together([*tags, *self._notices.of_file(TAG.sub("", text) if tags else text)])
 
     @staticmethod
     def _clean(tag: str) -> str:
         return tag.strip().removesuffix("-->").removesuffix('"""').strip(" \t\r\"'")
 
-    def _metadata(self, path: str, text: str) -> str:
-        """What a package says of itself."""
-        name = PurePosixPath(path).name
-        said: Any = None
-        try:
-            if name in ("PKG-INFO", "METADATA"):
-                head = text.partition("\n\n")[0]
-                expression = re.search(r"(?im)^license(?:-expression)?: *(.+)$", head)
-                classifiers = re.findall(r"(?im)^classifier: license :: .*:: (.+)$", head)
-                said = expression.group(1) if expression else " AND ".join(classifiers)
-            elif name in ("pyproject.toml", "Cargo.toml"):
-                tree = tomllib.loads(text)
-                said = (tree.get("project") or tree.get("package") or {}).get("license")
-                said = said.get("text") if isinstance(said, dict) else said
-            elif name == "package.json":
-                said = json.loads(text).get("license")
-        except (ValueError, AttributeError, RecursionError):
-            return ""
-        if not isinstance(said, str) or not said.strip() or len(said) > 200:
-            return ""
-        return SPOKEN.get(said.strip().lower().removesuffix(" license"), said.strip())
+
+def together(expressions: Iterable[str]) -> str:
+    """All of them at once."""
+    named = [one for one in dict.fromkeys(expressions) if one]
+    return " AND ".join(f"({one})" if len(named) > 1 and " OR " in one else one for one in named)
 
 
-SPOKEN = {
-    "mit": "MIT",
-    "apache 2.0": "Apache-2.0",
-    "apache": "Apache-2.0",
-    "apache software": "Apache-2.0",
-    "apache license 2.0": "Apache-2.0",
-    "bsd": "BSD-3-Clause",
-    "new bsd": "BSD-3-Clause",
-    "bsd 3-clause": "BSD-3-Clause",
-    "isc": "ISC",
-    "isc license (iscl)": "ISC",
-    "python software foundation": "PSF-2.0",
-    "the unlicense (unlicense)": "Unlicense",
-}
-"""How packages spell a licence in free text and in trove classifiers."""
+def tells_licence(path: str) -> bool:
+    """Whether a repository's file is read for its licence."""
+    return is_licence_file(path) or is_metadata(path) or bool(README.match(_name(path)) and path.count("/") <= 1)
+
+
+def licence_folder(path: str) -> str:
+    """The folder for which a licence file, metadata or README speaks; empty: the whole repository."""
+    folder = PurePosixPath(path).parent
+    while folder.name.lower() in LICENCE_FOLDERS or folder.name.endswith((".dist-info", ".egg-info")):
+        folder = folder.parent
+    return "" if folder == PurePosixPath(".") else folder.as_posix()
 
 
 def is_licence_file(path: str) -> bool:
-    return bool(NAMES.match(PurePosixPath(path).name)) and not path.endswith(CODE)
+    return bool(NAMES.match(_name(path))) and not path.endswith(CODE)
+
+
+def is_metadata(path: str) -> bool:
+    return _name(path) in metadata.FILES
+
+
+def _name(path: str) -> str:
+    return PurePosixPath(path).name
 
 
 def _versions(named: list[str]) -> bool:

@@ -32,11 +32,12 @@ class Corpus(Section):
     """Tasks whose solutions and tests must not be in the corpus: folders of task folders; `repair` is the generator's
     own held-out splits."""
     evaluation_share: float = Field(default=0.5, gt=0, le=1)
-    """A file is removed when it holds this share of the n-grams of one solution or test."""
+    """A file is removed when it holds this share of the n-grams of one solution or test, with or without comments."""
     ngram: Positive = 10
     """Tokens of an n-gram, when files are compared with evaluation tasks."""
     near_duplicate: float = Field(default=0.7, gt=0, le=1)
-    """Of two files whose estimated Jaccard similarity of 5-token shingles is at least this, the later is removed."""
+    """Of two files whose estimated Jaccard similarity of 5-token shingles is at least this, the later is removed; so is
+    one that is alike but for comments, layout or names (`duplicates.py`)."""
     min_bytes: Positive = 64
     """Smaller files are left out."""
     max_bytes: Positive = 1 << 20

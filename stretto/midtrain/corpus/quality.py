@@ -54,8 +54,10 @@ def decode(blob: Blob) -> str | tuple[Reason, str]:
     except UnicodeDecodeError as error:
         if blob.path.endswith(".py"):
             try:
-                return data.decode(tokenize.detect_encoding(io.BytesIO(data).readline)[0])
-            except (SyntaxError, LookupError, UnicodeDecodeError):
+                text = data.decode(tokenize.detect_encoding(io.BytesIO(data).readline)[0])
+                text.encode()  # some encodings spell what is no character
+                return text
+            except (SyntaxError, LookupError, UnicodeError):
                 pass
         return Reason.ENCODING, f"not UTF-8 at byte {error.start}"
 

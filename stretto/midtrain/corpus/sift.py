@@ -2,32 +2,38 @@
 
     read ─▶ name ─▶ bytes ─▶ language ─▶ text ─▶ licence ─▶ evaluation ─▶ credentials ─▶ spool + what duplicates need
 
-Cheap filters go first. What needs the whole corpus (duplicates) is left to `build.py`.
+Cheap filters go first. What needs the whole corpus (duplicates) is left to `build.py`. Documents go through the later
+filters some 48 MB at a time, so that memory does not grow with the chunk.
 """
 
 from __future__ import annotations
 
+import io
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
 import zstandard
 
-from stretto.midtrain.corpus import credentials, duplicates, quality, sources
+from stretto.midtrain.corpus import credentials, duplicates, quality, rows, sources
 from stretto.midtrain.corpus.document import Blob, Document, LeftOut, Reason
 from stretto.midtrain.corpus.evaluation import Answers
 from stretto.midtrain.corpus.language import language
-from stretto.midtrain.corpus.licences import METADATA, Licences, is_licence_file
+from stretto.midtrain.corpus.licences import Licences, licence_folder, tells_licence, together
 from stretto.midtrain.corpus.order import reading_order
 from stretto.midtrain.corpus.plan import Plan
-from stretto.midtrain.corpus.shingles import bare, token_hashes
 from stretto.midtrain.corpus.sources import Item
+from stretto.midtrain.corpus.tokenised import plain, tokenise
 
 TRANSCRIPT = "transcript"
 """The language of conversations."""
+GROUP, BATCH = 48 << 20, 1 << 20
+"""Characters that are scanned for credentials in one go, and that are tokenised in one go."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,8 @@ class Sifted:
     spool: Path
     names: list[str] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    signatures: np.ndarray = field(default_factory=lambda: np.empty((0, duplicates.VALUES), np.uint32))
+    sizes: list[list[int]] = field(default_factory=list)
+    signatures: np.ndarray = field(default_factory=lambda: np.empty((0, 3, duplicates.VALUES), np.uint32))
     left: list[LeftOut] = field(default_factory=list)
     read_bytes: int = 0
     seconds: Counter[str] = field(default_factory=Counter)  # CPU time by stage
@@ -69,91 +75,139 @@ def sift(sieve: Sieve, items: list[Item], spool: Path) -> Sifted:
     """Filter the items and write what is left to `spool`."""
     result = Sifted(spool)
     stages = Stages(result.seconds)
-    kept: list[Document] = []
-    hashes: list[np.ndarray] = []
-    for item in items:
-        for document in _repository(sieve, item, result, stages):
-            hashes_T = token_hashes(document.text)
-            share, answer = sieve.answers.worst(hashes_T)
-            if 0 < share < sieve.plan.corpus.evaluation_share:  # comments may lie between what belongs together
-                share, answer = max((share, answer), sieve.answers.worst(token_hashes(bare(document.text))))
-            if share >= sieve.plan.corpus.evaluation_share:
-                result.left.append(_left_document(document, Reason.EVALUATION, f"{share:.0%} of {answer}"))
-                continue
-            kept.append(document)
-            hashes.append(hashes_T)
-        stages.done("evaluation")
-    if sieve.plan.corpus.secrets:
-        found, seconds = credentials.find([document.text for document in kept])
-        result.seconds["credentials"] += seconds  # type: ignore[assignment]
-        for number, kind in found.items():
-            result.left.append(_left_document(kept[number], Reason.SECRET, kind))
-        stay = [number for number in range(len(kept)) if number not in found]
-        kept, hashes = [kept[number] for number in stay], [hashes[number] for number in stay]
-    stages.done("credentials")
-    result.signatures = duplicates.signatures(hashes)
-    result.keys = [duplicates.exact_key(document.text) for document in kept]
-    result.names = [document.name for document in kept]
-    result.tokens = [len(each) for each in hashes]
-    stages.done("signatures")
-    _write(spool, kept)
-    stages.done("write")
+    repositories = (documents for item in items for documents in _repositories(sieve, item, result, stages))
+    made: list[np.ndarray] = []
+    with spool.open("wb") as raw, zstandard.ZstdCompressor(level=1).stream_writer(raw) as file:
+        for group in _runs((document for documents in repositories for document in documents), GROUP):
+            kept = _clean(sieve, group, result, stages)
+            for document, signature, sizes in kept:
+                result.names.append(document.name)
+                result.keys.append(duplicates.exact_key(document.text))
+                result.sizes.append(sizes)
+                made.append(signature)
+                body = msgspec.msgpack.encode(document)
+                file.write(len(body).to_bytes(4, "big") + body)
+            stages.done("write")
+    if made:
+        result.signatures = np.stack(made)
     return result
 
 
-def _repository(sieve: Sieve, item: Item, result: Sifted, stages: Stages) -> list[Document]:
-    """One item's documents that pass the filters by name, text and licence, in reading order."""
-    corpus = sieve.plan.corpus
+def _runs(documents: Iterable[Document], limit: int) -> Iterator[list[Document]]:
+    """Consecutive documents, about `limit` characters at a time."""
+    run: list[Document] = []
+    size = 0
+    for document in documents:
+        run.append(document)
+        size += len(document.text)
+        if size >= limit:
+            yield run
+            run, size = [], 0
+    if run:
+        yield run
+
+
+def _clean(
+    sieve: Sieve, group: list[Document], result: Sifted, stages: Stages
+) -> list[tuple[Document, np.ndarray, list[int]]]:
+    """(document, its MinHashes, its sizes) of those that hold no evaluation answer and no
+    credentials."""
+    kept: list[tuple[Document, np.ndarray, list[int]]] = []
+    for batch in _runs(group, BATCH):
+        texts = [document.text for document in batch]
+        tokens = tokenise(texts)
+        simple = plain(tokens)
+        stages.done("tokens")
+        found = sieve.answers.found(texts, tokens, simple, sieve.plan.corpus.evaluation_share)
+        result.left += [_left_document(batch[number], Reason.EVALUATION, why) for number, why in found.items()]
+        stages.done("evaluation")
+        made, sizes = duplicates.signatures(tokens, simple), duplicates.sizes(tokens, simple).tolist()
+        kept += [one for number, one in enumerate(zip(batch, made, sizes, strict=True)) if number not in found]
+        stages.done("signatures")
+    if sieve.plan.corpus.secrets:
+        secrets, seconds = credentials.find([document.text for document, _, _ in kept])
+        result.seconds["credentials"] += seconds  # type: ignore[assignment]
+        result.left += [_left_document(kept[number][0], Reason.SECRET, kind) for number, kind in secrets.items()]
+        kept = [one for number, one in enumerate(kept) if number not in secrets]
+    stages.done("credentials")
+    return kept
+
+
+def _repositories(sieve: Sieve, item: Item, result: Sifted, stages: Stages) -> Iterator[list[Document]]:
+    """One item's documents that pass the filters by name, text and licence, a repository at once, in reading order; of
+    rows, one repository's neighbours at once, at most some 48 MB of them."""
+    of_rows = item.path.name.endswith(rows.ENDINGS)
     kept: list[tuple[Blob, str, str]] = []  # blob, text, language
     about: dict[str, str] = {}
+    held = 0
     for blob in sources.read(item):
         if isinstance(blob, LeftOut):
             result.left.append(blob)
             continue
         size = len(blob.data)
         result.read_bytes += size
-        name = blob.path.rpartition("/")[2]
-        if is_licence_file(blob.path) or (blob.path.count("/") <= 1 and name in METADATA):
-            text = blob.data if isinstance(blob.data, str) else blob.data.decode("utf-8", "replace")
-            about[blob.path] = text
-        why = quality.by_path(blob.path)
-        spoken, wanted = (TRANSCRIPT, True) if blob.messages else language(blob, corpus.languages)
-        text = "" if why else quality.decode(blob)
-        if not why and not isinstance(text, str):
-            why = text
-        if not why and not wanted:
-            why = (Reason.LANGUAGE, spoken)
-        if not why and not blob.messages:
-            assert isinstance(text, str)
-            why = quality.by_text(text, corpus)
-        if why:
-            result.left.append(LeftOut(item.source.path, blob.repository, blob.path, why[0], why[1], size))
-        else:
-            assert isinstance(text, str)
-            kept.append((blob, text, spoken))
+        if not of_rows and tells_licence(blob.path):
+            about[blob.path] = blob.data if isinstance(blob.data, str) else blob.data.decode("utf-8", "replace")
+        one, other = _text(sieve, blob)
+        if isinstance(one, Reason):
+            result.left.append(LeftOut(item.source.path, blob.repository, blob.path, one, other, size))
+            continue
+        if of_rows and kept and (held >= GROUP or kept[-1][0].repository != blob.repository):
+            stages.done("read")
+            yield _ordered(_licensed(sieve, item, kept, about, result, stages), stages)
+            kept, held = [], 0
+        kept.append((blob, one, other))
+        held += size
     stages.done("read")
-    documents = _licensed(sieve, item, kept, about, result)
-    stages.done("licences")
+    yield _ordered(_licensed(sieve, item, kept, about, result, stages), stages)
+
+
+def _text(sieve: Sieve, blob: Blob) -> tuple[str, str] | tuple[Reason, str]:
+    """(its text, its language), or why it is left out."""
+    corpus = sieve.plan.corpus
+    if why := quality.by_path(blob.path):
+        return why
+    text = quality.decode(blob)
+    if not isinstance(text, str):
+        return text
+    if blob.messages:
+        return text, TRANSCRIPT
+    spoken, wanted = language(blob, corpus.languages)
+    if not wanted:
+        return Reason.LANGUAGE, spoken
+    return quality.by_text(text, corpus) or (text, spoken)
+
+
+def _ordered(documents: list[Document], stages: Stages) -> list[Document]:
     order = reading_order([(document.path, document.text) for document in documents])
     stages.done("order")
     return [documents[at] for at in order]
 
 
 def _licensed(
-    sieve: Sieve, item: Item, kept: list[tuple[Blob, str, str]], about: dict[str, str], result: Sifted
+    sieve: Sieve,
+    item: Item,
+    kept: list[tuple[Blob, str, str]],
+    about: dict[str, str],
+    result: Sifted,
+    stages: Stages,
 ) -> list[Document]:
     if not kept:
         return []
     licences = sieve.licences
-    upper = {path: text for path, text in about.items() if path.count("/") <= 1}
-    whole = licences.of_repository(upper, item.source.licence)
-    deeper = {path: text for path, text in about.items() if path not in upper}
-    inside = {path.rpartition("/")[0]: licences.of_repository({path: text}, "") for path, text in deeper.items()}
+    folders: dict[str, dict[str, str]] = {}
+    for path, text in about.items():
+        folders.setdefault(licence_folder(path), {})[path] = text
+    whole = licences.of_repository(folders.pop("", {}), item.source.licence)
+    inside = {folder: said for folder, texts in folders.items() if (said := licences.of_repository(texts, ""))}
     documents = []
     for blob, text, spoken in kept:
-        licence = (licences.of_file(text) if spoken != TRANSCRIPT else "") or blob.licence or whole
-        here = sorted({said for folder, said in inside.items() if said and blob.path.startswith(f"{folder}/")})
-        licence = " AND ".join(f"({said})" for said in (licence, *here) if said) if here else licence
+        own = licences.of_file(text)
+        here = [said for folder, said in inside.items() if blob.path.startswith(f"{folder}/")]
+        if spoken == TRANSCRIPT:
+            licence = together([blob.licence or whole, own])
+        else:
+            licence = together([own or blob.licence or whole, *sorted(here)])
         document = Document(
             source=item.source.path,
             repository=blob.repository,
@@ -167,6 +221,7 @@ def _licensed(
             documents.append(document)
         else:
             result.left.append(_left_document(document, Reason.LICENCE, licence or "none found"))
+    stages.done("licences")
     return documents
 
 
@@ -174,23 +229,10 @@ def _left_document(document: Document, reason: Reason, detail: str) -> LeftOut:
     return LeftOut(document.source, document.repository, document.path, reason, detail, len(document.text))
 
 
-def _write(spool: Path, documents: list[Document]) -> None:
-    pack = zstandard.ZstdCompressor(level=1)
-    with spool.open("wb") as raw, pack.stream_writer(raw) as file:
-        for document in documents:
-            body = msgspec.msgpack.encode(document)
-            file.write(len(body).to_bytes(4, "big") + body)
-
-
-def read_spool(spool: Path) -> list[Document]:
+def read_spool(spool: Path) -> Iterator[Document]:
     """What `sift` wrote, in order."""
     decoder = msgspec.msgpack.Decoder(Document)
-    documents = []
-    with spool.open("rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw) as file:
-        data = memoryview(file.read())
-    at = 0
-    while at < len(data):
-        size = int.from_bytes(data[at : at + 4], "big")
-        documents.append(decoder.decode(data[at + 4 : at + 4 + size]))
-        at += 4 + size
-    return documents
+    with spool.open("rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw) as unpacked:
+        file = io.BufferedReader(cast(io.RawIOBase, unpacked), 1 << 20)
+        while size := file.read(4):
+            yield decoder.decode(file.read(int.from_bytes(size, "big")))

@@ -8,7 +8,9 @@ would land outside, links and devices are listed and passed over.
 from __future__ import annotations
 
 import glob
+import lzma
 import os
+import struct
 import subprocess
 import tarfile
 import tempfile
@@ -18,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path, PurePosixPath
+
+import zstandard
 
 from stretto.config import ConfigError
 from stretto.midtrain.corpus import rows
@@ -41,6 +45,13 @@ MARKS = (
 SKIPPED = {".git", ".hg", ".svn"}
 MEMBER_LIMIT = 64 << 20
 """Bytes of one archive member that are read; larger ones are left out."""
+
+
+DAMAGED = (
+    OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError,
+    struct.error, RuntimeError, ValueError,
+)  # fmt: skip
+"""What the libraries raise for archives that they can't read."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,16 @@ def _size(path: Path) -> int:
 
 
 def read(item: Item) -> Iterator[Blob | LeftOut]:
-    """Never raises for what the item holds: what can't be read is a `LeftOut` that names it."""
+    """Never raises for what the item holds: what can't be read, or holds nothing, is a `LeftOut` that names it."""
+    empty = True
+    for one in _read(item):
+        empty = False
+        yield one
+    if empty:
+        yield _left(item, "", Reason.UNREADABLE, f"{item.path}: it holds nothing")
+
+
+def _read(item: Item) -> Iterator[Blob | LeftOut]:
     path, name = item.path, item.path.name
     try:
         if path.is_dir():
@@ -104,7 +124,7 @@ def read(item: Item) -> Iterator[Blob | LeftOut]:
             yield from _bundle(item)
         else:
             yield from rows.read(path, item.source)
-    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, RuntimeError, ValueError) as error:
+    except DAMAGED as error:
         yield _left(item, "", Reason.UNREADABLE, f"{path}: {error or type(error).__name__}")
 
 
@@ -125,10 +145,11 @@ def _blob(item: Item, path: str, data: bytes) -> Blob:
 
 def _folder(item: Item) -> Iterator[Blob | LeftOut]:
     for folder, folders, files in os.walk(item.path):
-        folders[:] = sorted(name for name in folders if name not in SKIPPED)
-        for name in sorted(files):
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        folders[:] = sorted(name for name in folders if name not in SKIPPED and name not in links)
+        for name in sorted([*files, *links]):
             path = Path(folder, name)
-            inside = path.relative_to(item.path).as_posix()
+            inside = printable(path.relative_to(item.path).as_posix())
             try:
                 if path.is_symlink() or not path.is_file():
                     yield _left(item, inside, Reason.NOT_A_FILE)
@@ -141,12 +162,14 @@ def _folder(item: Item) -> Iterator[Blob | LeftOut]:
 
 
 def _tar(item: Item, archive: tarfile.TarFile) -> Iterator[Blob | LeftOut]:
+    allowance = rows.Allowance(item.size)
     for member in archive:
         inside = safe(member.name)
+        allowance.take(member.size)
         if member.isdir():
             continue
         if inside is None:
-            yield _left(item, member.name, Reason.UNSAFE_PATH, size=member.size)
+            yield _left(item, printable(member.name), Reason.UNSAFE_PATH, size=member.size)
         elif not member.isreg():
             yield _left(item, inside, Reason.NOT_A_FILE)
         elif member.size > MEMBER_LIMIT:
@@ -158,18 +181,25 @@ def _tar(item: Item, archive: tarfile.TarFile) -> Iterator[Blob | LeftOut]:
 
 
 def _zip(item: Item) -> Iterator[Blob | LeftOut]:
+    allowance = rows.Allowance(item.size)
     with zipfile.ZipFile(item.path) as archive:
         for member in archive.infolist():
             inside = safe(member.filename)
             if member.is_dir():
                 continue
             if inside is None:
-                yield _left(item, member.filename, Reason.UNSAFE_PATH, size=member.file_size)
+                yield _left(item, printable(member.filename), Reason.UNSAFE_PATH, size=member.file_size)
             elif member.file_size > MEMBER_LIMIT:
                 yield _left(item, inside, Reason.TOO_LARGE, size=member.file_size)
             else:
-                with archive.open(member) as stream:  # what a header says of its size need not be true
-                    yield _blob(item, _below(item, inside), stream.read(MEMBER_LIMIT))
+                try:
+                    with archive.open(member) as stream:  # what a header says of its size need not be true
+                        data = stream.read(MEMBER_LIMIT)
+                except DAMAGED as error:
+                    yield _left(item, inside, Reason.UNREADABLE, str(error) or type(error).__name__)
+                    continue
+                allowance.take(len(data))
+                yield _blob(item, _below(item, inside), data)
 
 
 def _bundle(item: Item) -> Iterator[Blob | LeftOut]:
@@ -192,7 +222,12 @@ def safe(name: str) -> str | None:
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or "\0" in name or (path.parts and path.parts[0].endswith(":")):
         return None
-    return path.as_posix()
+    return printable(path.as_posix())
+
+
+def printable(name: str) -> str:
+    """A name whose bytes are no UTF-8, as text that can be written."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _below(item: Item, inside: str) -> str:
