@@ -147,6 +147,8 @@ def _training_table(training: Mapping[str, Any]) -> Table:
     nano, wide = training["nano"], training["wide"]
     table.add_row("nano", "Stretto", f"{nano['tokens_per_s']['ours']:,}", f"{nano['ratio']:.2f} × transformers")
     table.add_row("", f"transformers, {nano['transformers_way']}", f"{nano['tokens_per_s']['theirs']:,}", "")
+    packed = nano["packed"]
+    table.add_row("", "transformers, packed rows", f"{packed['tokens_per_s']:,}", f"Stretto {packed['ratio']:.2f} ×")
     about = f"{wide['share']:.0%} of {wide['peak_gflops']:.0f} GFLOP/s"
     table.add_row(f"width {wide['width']}", "Stretto", f"{wide['tokens_per_s']:,}", about)
     return table

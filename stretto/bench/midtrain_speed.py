@@ -1,11 +1,12 @@
 """How fast mid-training learns: tokens per CPU second beside transformers, and the share of the machine's matmul peak.
 
     documents of the nano recipe ─▶ packed rows ─▶ ours: midtrain/learner.py ───────────────┐ one step each, in turn
-                     └────────────▶ theirs, two ways, the faster of a trial ─────────────────┘ the same loss, to 1e-3
+                     └────────────▶ theirs, the fastest way of a trial ──────────────────────┘ the same loss, to 1e-3
 
 Both learn every token of the same documents, with the router's balance loss, clipping and a fused AdamW, at learning
 rate 0 so that each round does the same. Theirs may have its rows packed (each document kept apart by its position ids)
-or one document a row (longest together, no mask: what is padded comes after what is read). One thread; CPU seconds.
+or one document a row (longest together, no mask: what is padded comes after what is read), in passes of few or many
+tokens and with either of its two quick ways to compute experts. One thread; CPU seconds.
 The peak is the best of several products of 1024 x 1024 matrices, measured again beside each timed step.
 """
 
@@ -36,8 +37,13 @@ from stretto.model.numerics import Numerics
 from stretto.model.spec import ModelSpec
 
 ROW, ROWS, MICRO_ROWS = 1024, 8, 4
+THEIR_ROWS = (1, 2, MICRO_ROWS)
+"""Rows' worth of tokens in one pass of transformers'."""
+THEIR_EXPERTS = ("grouped_mm", "eager")
 ROUNDS = 5
+TRIALS = 2
 PEAK_TIMES = 6
+PACKED = "packed rows"
 CLOSE = 1e-3
 """Relative difference of the two losses up to which they count as one."""
 BALANCE = 0.001
@@ -91,13 +97,13 @@ def packed_rows(folder: Path, rows: int) -> list[Row]:
 def _beside_transformers(folder: Path, rows: Sequence[Row], rounds: int) -> dict[str, Any]:
     tokens = sum(len(row.ids) for row in rows)
     ours = _ours(checkpoint.load(folder, numerics=FUSED), rows)
-    ways = {"packed rows": batches_of_rows(rows), "documents, longest together": batches_of_documents(rows)}
-    theirs = {name: _theirs(folder, batches) for name, batches in ways.items()}
+    theirs = _their_ways(folder, rows)
     loss = ours()
     for name, step in theirs.items():  # what is compiled or allocated once is done here too
         if abs((other := step()) - loss) > CLOSE * loss:
             raise RuntimeError(f"transformers' loss is {other:.5f} with {name}, ours {loss:.5f}: not the same work")
-    trial, own = {name: _timed(step) for name, step in theirs.items()}, _timed(ours)
+    trial = {name: min(_timed(step) for _ in range(TRIALS)) for name, step in theirs.items()}
+    own = min(_timed(ours) for _ in range(TRIALS))
     best = min(trial, key=lambda name: trial[name])
     taken = _in_turn({"ours": ours, "theirs": theirs[best]}, rounds)
     return {
@@ -109,6 +115,7 @@ def _beside_transformers(folder: Path, rows: Sequence[Row], rounds: int) -> dict
         "tokens_per_s": {name: round(tokens / statistics.median(seconds)) for name, seconds in taken.items()},
         "ratio": round(statistics.median(b / a for a, b in zip(taken["ours"], taken["theirs"], strict=True)), 3),
         "trial_ratio": {name: round(seconds / own, 3) for name, seconds in trial.items()},
+        "packed": {"tokens_per_s": round(tokens / trial[PACKED]), "ratio": round(trial[PACKED] / own, 3)},
     }
 
 
@@ -163,13 +170,13 @@ def batches_of_rows(rows: Sequence[Row]) -> list[Batch]:
     return [_padded(rows[start : start + MICRO_ROWS]) for start in range(0, len(rows), MICRO_ROWS)]
 
 
-def batches_of_documents(rows: Sequence[Row]) -> list[Batch]:
-    """One document a row, about as many tokens a batch as `MICRO_ROWS` packed rows have."""
+def batches_of_documents(rows: Sequence[Row], micro_rows: int = MICRO_ROWS) -> list[Batch]:
+    """One document a row, about as many tokens a batch as `micro_rows` packed rows have."""
     parts = [part for row in rows for part in np.split(row.ids, np.cumsum(row.lengths)[:-1])]
     alone = [Row(part, np.ones(len(part), bool), [len(part)]) for part in sorted(parts, key=len, reverse=True)]
     batches, start = [], 0
     while start < len(alone):
-        count = max(1, MICRO_ROWS * ROW // len(alone[start].ids))
+        count = max(1, micro_rows * ROW // len(alone[start].ids))
         batches.append(_padded(alone[start : start + count]))
         start += count
     return batches
@@ -191,7 +198,17 @@ def _padded(rows: Sequence[Row]) -> Batch:
     return torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(labels)
 
 
-def _theirs(folder: Path, batches: Sequence[Batch]) -> Callable[[], float]:
+def _their_ways(folder: Path, rows: Sequence[Row]) -> dict[str, Callable[[], float]]:
+    """A step of transformers' network in each way it may be used; packed rows, which are slow there, in one way."""
+    ways = {PACKED: _theirs(folder, batches_of_rows(rows), THEIR_EXPERTS[0])}
+    for micro_rows in THEIR_ROWS:
+        batches = batches_of_documents(rows, micro_rows)
+        for experts in THEIR_EXPERTS:
+            ways[f"documents, {micro_rows * ROW} tokens a pass, {experts}"] = _theirs(folder, batches, experts)
+    return ways
+
+
+def _theirs(folder: Path, batches: Sequence[Batch], experts: str) -> Callable[[], float]:
     """A whole step of transformers' network: the loss without the router's."""
     try:
         from transformers import AutoModelForCausalLM
@@ -199,7 +216,7 @@ def _theirs(folder: Path, batches: Sequence[Batch]) -> Callable[[], float]:
         raise ValueError("it compares with transformers, which is not installed: pip install -e '.[dev]'") from None
     with contextlib.redirect_stderr(io.StringIO()):
         model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, experts_implementation="grouped_mm", attn_implementation="sdpa"
+            folder, dtype=torch.float32, experts_implementation=experts, attn_implementation="sdpa"
         ).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), fused=True)
     learnt = sum(int((labels >= 0).sum()) for _, _, labels in batches)

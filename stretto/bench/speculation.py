@@ -4,8 +4,9 @@
     then, with the head:   10^5 tokens of one prompt, against the exact distribution of the network's definition
 
 A case is a turn of the agent in a held-out task, the one after it has read the file, as far as its stop token. Time is
-this process's CPU time of the passes that decode; beside it that of whole turns, their prompts included. A checkpoint
-without heads (the shipped one) is given some first: `train_heads` on the demonstrator's transcripts, of training tasks.
+this process's CPU time of the passes that decode; beside it that of whole turns, their prompts included. The shipped
+model has a head (`assets/nano/mtp`). A checkpoint without one is given some first: `train_heads` on the demonstrator's
+transcripts, of training tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,12 @@ import numpy as np
 import torch
 
 from stretto.config import EngineConfig
+from stretto.engine import lookahead
 from stretto.engine.runner import Runner, Serving
 from stretto.engine.scheduler import Ended, Streamed
 from stretto.harness.chat import Chat
-from stretto.midtrain.demonstrator import Document, careful
-from stretto.midtrain.heads import train_heads
-from stretto.midtrain.stream import Mixture, Stream
+from stretto.midtrain.demonstrator import careful
+from stretto.midtrain.heads import train_heads, transcripts
 from stretto.model import checkpoint
 from stretto.model.attention import PackedCausal
 from stretto.model.mtp import Heads
@@ -39,7 +39,8 @@ from stretto.tasks.repair import generate
 
 TEACHING = 500
 """Steps of `train_heads` where a checkpoint has no heads."""
-BATCH_TOKENS = 2000
+REPEATED = 3
+"""Guesses of repeated text in a pass: it does not know when it is wrong, so that more cost more than they save."""
 CHAIN = 5
 """Tokens of each answer whose distribution is tested."""
 EXPECTED = 5.0
@@ -57,7 +58,7 @@ class Side:
     events: list[Ended | Streamed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        config = EngineConfig(slots=4, speculate=self.speculate)
+        config = EngineConfig(slots=lookahead.SLOTS, speculate=self.speculate)  # so that many requests are guessed for
         self.runner = Runner(
             self.model, config, serving=Serving(0, ""), seed=0, deliver=self.events.extend, heads=self.heads
         )
@@ -81,7 +82,7 @@ class Side:
 
 def measure(
     model_path: Path | str,
-    guesses: int = 3,
+    guesses: int = 6,
     rounds: int = 5,
     tokens: int = 64,
     turns: int = 24,
@@ -90,12 +91,13 @@ def measure(
     seed: int = 0,
     teaching: int = TEACHING,
 ) -> dict[str, Any]:
-    """What guessing ahead does at batch 1. `model_path` is a checkpoint with the shipped model's chat and tools.
+    """What guessing ahead does at batch 1, with at most `guesses` of the head in a pass, or `REPEATED` of repeated
+    text. `model_path` is a checkpoint with the shipped model's chat and tools.
 
     `spec_speedup` is the median over `rounds` of plain CPU time over CPU time with the head's guesses, for the same
     `turns` of at most `tokens` tokens; `spec_distribution_p` the p-value of `samples` tokens. Under `sides`, for the
-    head and for repeats: tokens per second, share of guesses that came true, tokens per pass, and `same_text`, whether
-    every token was the plain engine's. Raises CheckpointError.
+    head and for repeats: tokens per second, share of guesses that came true, guesses and tokens per pass (those of
+    prompts included), and `same_text`, whether every token was the plain engine's. Raises CheckpointError.
     """
     model, chat = checkpoint.load(model_path).requires_grad_(False), Chat(Path(model_path))
     heads = checkpoint.load_heads(model_path)
@@ -107,7 +109,7 @@ def measure(
     heads.requires_grad_(False)
     prompts = held_out(chat, turns, seed)
     plain = Side("plain", model, 0)
-    others = [Side("heads", model, guesses, heads), Side("repeats", model, guesses)]
+    others = [Side("heads", model, guesses, heads), Side("repeats", model, REPEATED)]
     speeds: dict[str, list[float]] = {side.name: [] for side in (plain, *others)}
     ratios: dict[str, list[float]] = {side.name: [] for side in others}
     whole: dict[str, list[float]] = {side.name: [] for side in others}
@@ -142,6 +144,7 @@ def measure(
                 "speedup": statistics.median(ratios[side.name]),
                 "whole_turn_speedup": statistics.median(whole[side.name]),
                 "acceptance": _share(counts[side.name].guessed_right, counts[side.name].guessed),
+                "guesses_per_pass": _share(counts[side.name].guessed, counts[side.name].passes),
                 "tokens_per_pass": _share(counts[side.name].sampled, counts[side.name].passes),
                 "same_text": same[side.name],
             }
@@ -168,13 +171,6 @@ def held_out(chat: Chat, count: int, seed: int) -> list[list[int]]:
     return prompts
 
 
-def transcripts(chat: Chat, seed: int) -> Iterator[list[Document]]:
-    """Batches of careful and of hasty transcripts, in turns."""
-    streams = [Stream(Mixture(agent), chat, seed + 11) for agent in ("careful", "hasty")]
-    for stream in itertools.cycle(streams):
-        yield stream.batch(BATCH_TOKENS)
-
-
 def distribution(side: Side, prompt: list[int], samples: int, temperature: float) -> tuple[float, int, int]:
     """p-value of the engine's tokens after one prompt, how many were counted, after how many different prefixes.
 
@@ -182,7 +178,7 @@ def distribution(side: Side, prompt: list[int], samples: int, temperature: float
     network's own definition gives; the sum of their chi-squares is one too.
     """
     seen: dict[tuple[int, ...], Counter[int]] = {}
-    made, seed = 0, 0
+    made, seed, guessed = 0, 0, side.runner.counters.guessed
     while made < samples:
         requests = [_request(prompt, CHAIN, temperature, 1_000_003 + seed + n) for n in range(64)]
         seed += len(requests)
@@ -190,6 +186,8 @@ def distribution(side: Side, prompt: list[int], samples: int, temperature: float
             made += len(ids)
             for n, token in enumerate(ids):
                 seen.setdefault(tuple(ids[:n]), Counter())[token] += 1
+    if side.speculate and side.runner.counters.guessed == guessed:
+        raise RuntimeError("nothing was guessed, so that these tokens show nothing")
     statistic, freedom, counted, contexts = 0.0, 0, 0, 0
     for prefix, counts in seen.items():
         total = counts.total()

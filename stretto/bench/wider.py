@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from stretto.model.checkpoint import BESIDE
 from stretto.model.spec import CONFIG
 
 WEIGHTS = "model.safetensors"
@@ -23,7 +24,7 @@ SCALE = 0.02
 
 def widen(folder: Path, target: Path, size: int, seed: int = 0) -> Path:
     """Write the checkpoint of `folder` (a Qwen3-MoE in one file) to `target`, its experts `size` neurons wide."""
-    shutil.copytree(folder, target)
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns(BESIDE))  # heads fit the network they were taught to
     fields = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     extra = size - fields["moe_intermediate_size"]
     if extra < 0:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from stretto.engine.simd import (
+from stretto.model.kernels import compiled
+from stretto.model.router import TINY
+from stretto.model.simd import (
     LANES,
     add,
     add_lanes,
@@ -30,8 +32,6 @@ from stretto.engine.simd import (
     sums,
     zero,
 )
-from stretto.model.kernels import compiled
-from stretto.model.router import TINY
 
 BLOCK = 64
 """Tokens whose probabilities are summed up together before they are counted in float64; a multiple of `LANES`."""
@@ -281,38 +281,45 @@ def _highest(z, start, count):
 
 
 @compiled()
+def find(z, row, vocab, greedy, uniform, mass_B, part):
+    """The token at which the mass of a row of logits, counted in order, exceeds the uniform number's share of it; the
+    lowest of the most likely if `greedy`. Gives the token, the mass before it and its own, that of all, and the highest
+    logit, which has mass 1. `mass_B` and `part` are room for the blocks and for one of them."""
+    blocks = len(mass_B)
+    top = _highest(z, row, vocab)
+    total = 0.0
+    for b in range(blocks):
+        total += np.float64(_masses(z, row + b * BLOCK, min(BLOCK, vocab - b * BLOCK), top, part))
+        mass_B[b] = total
+    token, before, own = 0, 0.0, 1.0
+    if greedy:
+        while token < vocab - 1 and z[row + token] != top:
+            token += 1
+    else:
+        mark, b = uniform * total, 0
+        while b < blocks - 1 and mass_B[b] <= mark:
+            b += 1
+        count = min(BLOCK, vocab - b * BLOCK)
+        _masses(z, row + b * BLOCK, count, top, part)
+        mass = mass_B[b - 1] if b else 0.0
+        for i in range(count):
+            if part[i] > 0:  # a token without mass is never drawn, however the sums were rounded
+                token, before, own = b * BLOCK + i, mass, np.float64(part[i])
+                mass += own
+                if mass > mark:
+                    break
+    return token, before, own, total, top
+
+
+@compiled()
 def draw(z_NV, greedy_N, uniform_N, ids_N, logprobs_N):
-    """One token per row of logits, and its log-probability: the first at which the mass, counted in order, exceeds the
-    row's uniform number. The lowest of the most likely where `greedy_N`."""
+    """One token per row of logits, as `find` finds it, and its log-probability."""
     vocab, z = z_NV.shape[1], z_NV.reshape(-1)
-    blocks = (vocab + BLOCK - 1) // BLOCK
-    mass_B, part = np.empty(blocks, np.float64), np.empty(BLOCK, np.float32)
+    mass_B, part = np.empty((vocab + BLOCK - 1) // BLOCK, np.float64), np.empty(BLOCK, np.float32)
     for n in range(len(z_NV)):
-        row = n * vocab
-        top = _highest(z, row, vocab)
-        total = 0.0
-        for b in range(blocks):
-            total += np.float64(_masses(z, row + b * BLOCK, min(BLOCK, vocab - b * BLOCK), top, part))
-            mass_B[b] = total
-        token = 0
-        if greedy_N[n]:
-            while token < vocab - 1 and z[row + token] != top:
-                token += 1
-        else:
-            mark, b = uniform_N[n] * total, 0
-            while b < blocks - 1 and mass_B[b] <= mark:
-                b += 1
-            count = min(BLOCK, vocab - b * BLOCK)
-            _masses(z, row + b * BLOCK, count, top, part)
-            mass = mass_B[b - 1] if b else 0.0
-            for i in range(count):
-                if part[i] > 0:  # a token without mass is never drawn, however the sums were rounded
-                    token = b * BLOCK + i
-                    mass += np.float64(part[i])
-                    if mass > mark:
-                        break
+        token, _, _, total, top = find(z, n * vocab, vocab, greedy_N[n], uniform_N[n], mass_B, part)
         ids_N[n] = token
-        logprobs_N[n] = np.float32(np.float64(z[row + token]) - np.float64(top) - np.log(total))
+        logprobs_N[n] = np.float32(np.float64(z[n * vocab + token]) - np.float64(top) - np.log(total))
 
 
 @compiled()
@@ -323,8 +330,14 @@ def _mix_bits(x):
 
 
 @compiled()
-def uniforms(seed_N, position_N, uniform_N):
+def uniform(seed, position):
     """SplitMix64 of seed and position (uint64), 32 bits of it."""
+    step = (position + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    return np.float64(_mix_bits(_mix_bits(seed) + step) >> np.uint64(32)) / 2.0**32
+
+
+@compiled()
+def uniforms(seed_N, position_N, uniform_N):
+    """`uniform` of each pair."""
     for n in range(len(seed_N)):
-        step = (position_N[n] + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        uniform_N[n] = np.float64(_mix_bits(_mix_bits(seed_N[n]) + step) >> np.uint64(32)) / 2.0**32
+        uniform_N[n] = uniform(seed_N[n], position_N[n])

@@ -14,23 +14,21 @@ Letters: as in `compiled`; `L` MoE layers, `F` expert width, `P = N * K` rows of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stretto.engine import compiled
 from stretto.engine.cache import KVCache, SlotAttend, chunk_mask
+from stretto.engine.layers import Layer, flattened, values
+from stretto.engine.narrow import Narrow
 from stretto.engine.products import products
 from stretto.engine.scheduler import Chunk, Plan
-from stretto.engine.simd import LANES
-from stretto.model.attention import Attention
-from stretto.model.mlp import Mlp
-from stretto.model.moe import MoE
 from stretto.model.numerics import PLAIN
 from stretto.model.rotary import rotary_angles
+from stretto.model.simd import LANES
 from stretto.model.spec import ModelSpec
 from stretto.model.transformer import Block, Transformer
 
@@ -40,6 +38,9 @@ twice as fast at 16 rows. Torch's products can be shared by several threads."""
 
 LARGE = 1 << 19
 """Elements of a weight from which oneDNN's product is the faster one, by a tenth to a third."""
+
+ROWS = 16
+"""Rows of a pass up to which compiled products of narrow weights beat torch's: by a quarter here, more at one row."""
 
 
 class Passed(NamedTuple):
@@ -58,6 +59,14 @@ class Passed(NamedTuple):
 
 class Forward(Protocol):
     def __call__(self, plan: Plan) -> Passed: ...
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """Of hidden states after the final norm."""
+        ...
+
+    def refresh(self) -> None:
+        """To be called when weights were loaded anew, in place."""
+        ...
 
 
 def forward_of(model: Transformer, cache: KVCache, every_row: bool = False) -> Forward:
@@ -92,6 +101,9 @@ def warm_up(forward: Forward) -> None:
             serial=0,
         )
     )
+    x, sizes_E = np.zeros(LANES, np.float32), np.ones(1, np.int64)
+    for dtype in (np.float32, np.uint16):  # other weights than those here now may be of the other kind
+        products(x, LANES, np.zeros(LANES * LANES, dtype), LANES, sizes_E, x.copy())
 
 
 def logits(model: Transformer, hidden_ND: Tensor) -> Tensor:
@@ -106,42 +118,15 @@ class Defined:
 
     def __init__(self, model: Transformer, cache: KVCache) -> None:
         self._model, self._cache = model, cache
+        self.logits = model.logits
+
+    def refresh(self) -> None: ...
 
     def __call__(self, plan: Plan) -> Passed:
         ids_T, positions_T = torch.from_numpy(plan.ids_T), torch.from_numpy(plan.positions_T)
         out = self._model(ids_T, positions_T, SlotAttend(self._cache, plan), capture=True)
         routes_TLK = None if out.routes_TLK is None else out.routes_TLK.numpy()
         return Passed(out.hidden_TD[torch.from_numpy(plan.sampled_N)], routes_TLK, out.hidden_TD)
-
-
-def join(model: Transformer) -> None:
-    """Move the weights of q, k and v, and of gate and up, next to each other. Each stays a parameter of its own."""
-    for block in model.layers:
-        assert isinstance(block, Block)
-        if isinstance(block.self_attn, Attention):
-            _join([block.self_attn.q_proj, block.self_attn.k_proj, block.self_attn.v_proj])
-        if isinstance(block.mlp, Mlp):
-            _join([block.mlp.gate_proj, block.mlp.up_proj])
-
-
-def _join(parts: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of one product for all parts: what they hold already, if they were joined before."""
-    weight = _adjacent([part.weight for part in parts])
-    return weight, None if parts[0].bias is None else _adjacent([part.bias for part in parts])
-
-
-def _adjacent(parameters: Sequence[Tensor]) -> Tensor:
-    """The parameters as one tensor that shares their memory."""
-    first, rows = parameters[0].data, sum(len(p) for p in parameters)
-    starts = np.cumsum([0] + [p.nbytes for p in parameters[:-1]]) + first.data_ptr()
-    same = all(p.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() for p in parameters)
-    if same and starts.tolist() == [p.data_ptr() for p in parameters]:
-        return first.as_strided((rows, *first.shape[1:]), first.stride())
-    with torch.inference_mode(False):  # the same network may be trained later
-        joined = torch.cat([p.data for p in parameters])
-        for parameter, part in zip(parameters, joined.split([len(p) for p in parameters]), strict=True):
-            parameter.data = part
-    return joined
 
 
 class _Memory:
@@ -158,7 +143,7 @@ class _Memory:
         self.q, self.mixed = torch.empty(rows, heads), torch.empty(rows, heads)
         self.sorted = torch.empty(rows * per_token, spec.hidden_size)
         self.joint, self.inner = torch.empty(rows * 2 * inner), torch.empty(rows * inner)
-        self.flat = _Flat(*(_numpy(t).reshape(-1) for t in self._steps))
+        self.flat = _Flat(*(values(t).reshape(-1) for t in self._steps))
         self.gates_TK = np.empty((rows, per_token), np.float32)
         self.place_TK = np.empty((rows, per_token), np.int64)
         self.routes_TLK = np.empty((rows, layers, per_token), np.int32)
@@ -188,36 +173,10 @@ class _Flat(NamedTuple):
     inner: np.ndarray
 
 
-class _Layer:
-    """The weights of one block as the steps take them: transposed views for products, numpy for the loops."""
-
-    def __init__(self, block: Block, index: int) -> None:
-        attention, mlp = block.self_attn, block.mlp
-        self.index = index  # among the MoE layers
-        assert isinstance(attention, Attention)
-        self.norm, self.mlp_norm = _numpy(block.input_layernorm.weight), _numpy(block.post_attention_layernorm.weight)
-        weight, self.qkv_bias = _join([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.qkv = weight.t()
-        none = np.empty(0, np.float32)
-        self.q_norm = none if attention.q_norm is None else _numpy(attention.q_norm.weight)
-        self.k_norm = none if attention.k_norm is None else _numpy(attention.k_norm.weight)
-        self.out, self.out_bias = attention.o_proj.weight.detach().t(), attention.o_proj.bias
-        if isinstance(mlp, MoE):
-            self.router = mlp.gate.weight.detach().t()
-            self.gate_up = [weight.t() for weight in mlp.experts.gate_up_proj.detach().unbind()]
-            self.down = [weight.t() for weight in mlp.experts.down_proj.detach().unbind()]
-            self.stacks = _flat(mlp.experts.gate_up_proj), _flat(mlp.experts.down_proj)
-        else:
-            assert isinstance(mlp, Mlp)
-            self.router = None
-            self.gate_up = [_join([mlp.gate_proj, mlp.up_proj])[0].t()]
-            self.down = [mlp.down_proj.weight.detach().t()]
-
-
 def angle_tables(spec: ModelSpec, positions: int) -> list[np.ndarray]:
     """cos and sin of every position, flat."""
     angles = rotary_angles(torch.arange(positions), spec.rotary_dim, spec.rope_theta, torch.float32, spec.yarn)
-    return [_flat(angle) for angle in angles]
+    return [flattened(angle) for angle in angles]
 
 
 class _Split:
@@ -237,20 +196,40 @@ class _Split:
 
 
 class Stepped:
-    """The network in steps. Its weights may be loaded anew in place; they must not be moved."""
+    """The network in steps. Its weights may be loaded anew in place, if `refresh` follows; they must not be moved."""
 
     def __init__(self, model: Transformer, cache: KVCache, every_row: bool = False) -> None:
         spec = self._spec = model.spec
         self._every_row = every_row
-        self._embedding, self._norm = model.embed_tokens.weight.detach(), _numpy(model.norm.weight)
+        self._embedding, self._norm = model.embed_tokens.weight.detach(), values(model.norm.weight)
         blocks = [block for block in model.layers if isinstance(block, Block)]
         ranks = {layer: rank for rank, layer in enumerate(spec.moe_layers)}
-        self._layers = [_Layer(block, ranks.get(number, -1)) for number, block in enumerate(blocks)]
+        self._layers = [Layer(block, ranks.get(number, -1)) for number, block in enumerate(blocks)]
         self._cache = cache
         self._angles = angle_tables(spec, cache.tokens)
         self._sizes_E = np.zeros(max(spec.experts, 1), np.int64)
         self._memory = _Memory(spec, 0)
         self._alone = torch.get_num_threads() == 1
+        self._model, self._head = model, Narrow(model.head_weight)
+
+    def refresh(self) -> None:
+        for weight in (self._head, *(weight for layer in self._layers for weight in layer.narrow)):
+            weight.refresh()
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        rows, vocab = len(hidden_ND), self._spec.vocab_size
+        if not self._few(rows, self._model.head_weight):
+            return logits(self._model, hidden_ND)
+        out_NV = torch.empty(rows, vocab)
+        products(
+            flattened(hidden_ND), self._spec.hidden_size, self._head.bits, vocab, np.full(1, rows), flattened(out_NV)
+        )
+        return out_NV
+
+    def _few(self, rows: int, weight: Tensor) -> bool:
+        """Whether the product of so many rows with this weight is one for a compiled loop over a narrow one."""
+        whole = len(weight) % LANES == 0
+        return self._alone and 0 < rows <= ROWS and weight.numel() < LARGE and whole
 
     def __call__(self, plan: Plan) -> Passed:
         rows, last = len(plan.ids_T), None if self._every_row else self._layers[-1]
@@ -271,17 +250,24 @@ class Stepped:
         routes_TLK = memory.routes_TLK[:rows] if self._spec.moe_layers else None
         final, count = (memory.flat.x, rows) if last is None else (memory.flat.h, len(wanted_N))
         hidden = torch.empty(count, self._spec.hidden_size)
-        compiled.norm(final, memory.all_T[:count], self._norm, self._spec.rms_norm_eps, _flat(hidden))
+        compiled.norm(final, memory.all_T[:count], self._norm, self._spec.rms_norm_eps, flattened(hidden))
         if last is None:
-            return Passed(hidden[torch.from_numpy(wanted_N)], routes_TLK, hidden)
+            every = len(wanted_N) == rows and not plan.chunks  # all rows, each sampled from once
+            return Passed(hidden if every else hidden[torch.from_numpy(wanted_N)], routes_TLK, hidden)
         return Passed(hidden, routes_TLK)
 
-    def _attention(self, number: int, layer: _Layer, plan: Plan, split: _Split, all_T: np.ndarray) -> None:
+    def _attention(self, number: int, layer: Layer, plan: Plan, split: _Split, all_T: np.ndarray) -> None:
         """x += attention(norm(x))."""
         memory, spec = self._memory, self._spec
         flat, eps = memory.flat, spec.rms_norm_eps
         compiled.norm(flat.x, all_T, layer.norm, eps, flat.h)
-        qkv = _flat(_multiply(memory.h_TD, layer.qkv, layer.qkv_bias, memory.qkv_TX))
+        if few := self._few(len(all_T), layer.qkv.t()):
+            rows_1, qkv = np.full(1, len(all_T)), flat.qkv
+            products(flat.h, spec.hidden_size, layer.narrow[0].bits, layer.qkv.shape[1], rows_1, qkv)
+            if layer.qkv_bias is not None:
+                memory.qkv_TX.add_(layer.qkv_bias)
+        else:
+            qkv = flattened(_multiply(memory.h_TD, layer.qkv, layer.qkv_bias, memory.qkv_TX))
         k, v = self._cache.arrays[number]
         at = plan.slots_T, plan.positions_T
         compiled.place(qkv, spec.heads, layer.q_norm, layer.k_norm, eps, *self._angles, *at, flat.q, k, v)
@@ -290,11 +276,15 @@ class Stepped:
             span = slice(chunk.start, chunk.end)
             q_THd = memory.q[span].view(-1, spec.heads, spec.head_dim)
             memory.mixed[span] = self._cache.attend(number, q_THd, chunk, mask).flatten(1)
-        memory.x_TD.addmm_(memory.mixed_TX, layer.out)
+        if few:
+            products(flat.mixed, layer.out.shape[0], layer.narrow[1].bits, spec.hidden_size, rows_1, flat.h)
+            memory.x_TD.add_(memory.h_TD)
+        else:
+            memory.x_TD.addmm_(memory.mixed_TX, layer.out)
         if layer.out_bias is not None:
             memory.x_TD.add_(layer.out_bias)
 
-    def _experts(self, layer: _Layer, all_T: np.ndarray, rows_N: np.ndarray, out: np.ndarray) -> None:
+    def _experts(self, layer: Layer, all_T: np.ndarray, rows_N: np.ndarray, out: np.ndarray) -> None:
         """out = x + experts(norm(x)) of the rows `rows_N`; routes of all rows."""
         memory, spec = self._memory, self._spec
         flat, width, inner = memory.flat, spec.hidden_size, spec.expert_size
@@ -307,7 +297,9 @@ class Stepped:
         compiled.dispatch(flat.h, width, rows_N, layer.index, routes, self._sizes_E, place, flat.sorted)
         pairs = len(rows_N) * spec.experts_per_token
         if self._alone and pairs <= FEW * spec.experts:
-            sizes_E, gate_up, down = self._sizes_E, *layer.stacks
+            narrow = len(rows_N) <= ROWS
+            gate_up, down = (weight.bits for weight in layer.narrow[2:]) if narrow else layer.stacks
+            sizes_E = self._sizes_E
             products(flat.sorted, width, gate_up, 2 * inner, sizes_E, flat.joint)
             compiled.swiglu(flat.joint, pairs, inner, flat.inner)
             products(flat.inner, inner, down, width, sizes_E, flat.sorted)
@@ -318,7 +310,7 @@ class Stepped:
             _each(memory.inner[: pairs * inner].view(pairs, inner), layer.down, sorted_PD, sizes)
         compiled.combine(flat.sorted, width, rows_N, place, gates, flat.x, out)
 
-    def _dense(self, layer: _Layer, rows_N: np.ndarray, in_place: bool) -> None:
+    def _dense(self, layer: Layer, rows_N: np.ndarray, in_place: bool) -> None:
         """x += mlp(norm(x)) of all rows; or h = x + mlp(norm(x)) of the rows `rows_N`."""
         memory, rows, inner = self._memory, len(rows_N), self._spec.intermediate_size
         x_ND = memory.x[:rows] if in_place else memory.x.index_select(0, torch.from_numpy(rows_N))
@@ -327,7 +319,7 @@ class Stepped:
         )
         compiled.norm(memory.flat.x, rows_N, layer.mlp_norm, self._spec.rms_norm_eps, memory.flat.h)
         joint_N2F = _multiply(memory.h[:rows], layer.gate_up[0], None, joint_N2F)
-        compiled.swiglu(_flat(joint_N2F), rows, inner, memory.flat.inner)
+        compiled.swiglu(flattened(joint_N2F), rows, inner, memory.flat.inner)
         torch.addmm(x_ND, inner_NF, layer.down[0], out=x_ND if in_place else memory.h[:rows])
 
 
@@ -345,11 +337,3 @@ def _each(x_PA: Tensor, weights: list[Tensor], out_PB: Tensor, sizes: list[int])
     """The product of each expert's rows with its weight [A, B]."""
     for weight_AB, x, out in zip(weights, x_PA.split_with_sizes(sizes), out_PB.split_with_sizes(sizes), strict=True):
         torch.mm(x, weight_AB, out=out)
-
-
-def _numpy(x: Tensor) -> np.ndarray:
-    return x.detach().numpy()
-
-
-def _flat(x: Tensor) -> np.ndarray:
-    return _numpy(x).reshape(-1)

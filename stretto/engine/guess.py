@@ -10,16 +10,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stretto.engine.compiled import attend, choose, draw, norm, place, swiglu
+from stretto.engine.compiled import BLOCK, attend, choose, find, norm, place, swiglu, uniform
 from stretto.engine.products import products, times
 from stretto.model.kernels import compiled
 
-SURE = 0.3
-"""Likelihood of a run of guesses below which a further one is not worth its row."""
+BLUR = 0.15
+"""How far the head's stretch of a token lies from the network's, as a share of what the head leaves to other tokens."""
 
 
 class HeadWeights(NamedTuple):
-    """One head. Biases and head norms are empty where there are none."""
+    """One head: norms and biases in float32, matrices as the bits of bf16. Biases and head norms are empty where there
+    are none."""
 
     enorm: np.ndarray
     hnorm: np.ndarray
@@ -72,42 +73,99 @@ def _experts(w, sizes, h, x):
 
 
 @compiled()
-def guess(
-    w, sizes, embedding, head, hidden, row, token, slot, position, temperature, uniform_K, stop_V, cos, sin, k, v, out_K
-):
-    """Guesses of the tokens after `token`, one after the other, drawn as the engine draws but untruncated. Gives their
-    number: nothing follows a stop token, nor a run of guesses that is as a whole less likely than `SURE`.
+def chance(share, margin):
+    """How likely the network draws a token that the head drew by the same uniform number: `margin` is how far that lies
+    from the ends of the token's stretch, which is `share` long."""
+    return 1.0 - np.exp(-margin / (BLUR * (1.0 - share) + 1e-3))
 
-    `hidden` [rows, D] holds in `row` the network's state at `position`, that of the token before `token`. Writes the
-    head's own keys and values from `position` on.
-    """
-    width, eps, vocab = sizes.width, sizes.eps, sizes.vocab
-    one, slots, places = np.zeros(1, np.int64), np.full(1, slot), np.full(1, position)
-    tokens, at = np.full(1, token), np.full(1, row)
-    x, y, h = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
-    state = np.empty(width, np.float32)
+
+@compiled()
+def _pick(z, vocab, temperature, uniform, mass_B, part):
+    """What the engine would draw of these logits, untruncated, and the chance that the network draws it, too."""
+    if temperature > 0:
+        for i in range(vocab):
+            z[i] /= temperature
+    token, before, own, total, _ = find(z, 0, vocab, temperature == 0, uniform, mass_B, part)
+    share = own / total
+    if temperature == 0:
+        return token, share
+    mark = uniform * total - before
+    return token, chance(share, min(mark, own - mark) / total)
+
+
+@compiled()
+def remember(w, sizes, embedding, hidden, rows_N, ids_N, slots_N, positions_N, cos, sin, k, v):
+    """The head's keys and values of N rows: `hidden` holds in `rows_N` the network's states at `positions_N`, `ids_N`
+    are the tokens after them. Gives the rows as they enter attention, and their queries."""
+    width, eps, count = sizes.width, sizes.eps, len(ids_N)
     span = len(w.qkv) // width
-    qkv, q = np.empty(span, np.float32), np.empty(span, np.float32)
-    mixed = np.empty(len(w.out) // width, np.float32)
-    z_NV, greedy_N = np.empty((1, vocab), np.float32), np.full(1, temperature == 0)
-    ids_N, logprobs_N = np.empty(1, np.int32), np.empty(1, np.float32)
-    z = z_NV[0]
-    source, sure = hidden, np.float32(1)
-    for step in range(len(uniform_K)):
-        places[0] = position + step
-        norm(embedding, tokens, w.enorm, eps, h)
-        times(w.e_proj, 0, width, width, h, 0, x, 0)
-        norm(source, at, w.hnorm, eps, h)
-        times(w.h_proj, 0, width, width, h, 0, y, 0)
-        for i in range(width):
-            x[i] += y[i]
-        norm(x, one, w.norm, eps, h)
-        times(w.qkv, 0, span, width, h, 0, qkv, 0)
+    all_N, counts_E = np.arange(count), np.full(1, count)
+    x, y, h = (
+        np.empty(count * width, np.float32),
+        np.empty(count * width, np.float32),
+        np.empty(count * width, np.float32),
+    )
+    qkv, q = np.empty(count * span, np.float32), np.empty(count * span, np.float32)
+    norm(embedding, ids_N, w.enorm, eps, h)
+    products(h, width, w.e_proj, width, counts_E, x)
+    norm(hidden, rows_N, w.hnorm, eps, h)
+    products(h, width, w.h_proj, width, counts_E, y)
+    for i in range(count * width):
+        x[i] += y[i]
+    norm(x, all_N, w.norm, eps, h)
+    products(h, width, w.qkv, span, counts_E, qkv)
+    for n in range(count):
         for i in range(len(w.qkv_bias)):
-            qkv[i] += w.qkv_bias[i]
-        place(qkv, sizes.heads, w.q_norm, w.k_norm, eps, cos, sin, slots, places, q, k, v)
-        attend(q, sizes.heads, one, slots, places, k, v, mixed)
-        times(w.out, 0, width, len(mixed), mixed, 0, y, 0)
+            qkv[n * span + i] += w.qkv_bias[i]
+    place(qkv, sizes.heads, w.q_norm, w.k_norm, eps, cos, sin, slots_N, positions_N, q, k, v)
+    return x, q
+
+
+@compiled()
+def guess(
+    w,
+    sizes,
+    embedding,
+    head,
+    hidden,
+    ids_N,
+    slot,
+    position,
+    out_K,
+    row,
+    further,
+    temperature,
+    seed,
+    stop_V,
+    cos,
+    sin,
+    k,
+    v,
+):
+    """Guesses, at most as many as `out_K` has room for, of the tokens that follow `ids_N`, whose last one stands at
+    `position` of `slot`: one after the other, drawn as the engine draws. Gives their number. The run ends with a stop
+    token, after a guess with which it comes true less likely than `further`, and before one with which that is below
+    `row`.
+
+    `hidden` [N, D] are the network's states of the tokens before each of `ids_N`, `head` the bits of its output head in
+    bf16. Writes the head's own keys and values of these rows and of those that the guesses add.
+    """
+    width, eps, vocab, count = sizes.width, sizes.eps, sizes.vocab, len(ids_N)
+    rows_N, slots_N = np.arange(count), np.full(count, slot)
+    positions_N = rows_N + (position - count)
+    one = np.zeros(1, np.int64)
+    y, h, state = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
+    mixed = np.empty(count * len(w.out) // width, np.float32)
+    z, part = np.empty(vocab, np.float32), np.empty(BLOCK, np.float32)
+    mass_B = np.empty((vocab + BLOCK - 1) // BLOCK, np.float64)
+    sure, source = 1.0, hidden
+    for step in range(len(out_K)):
+        joint, q = remember(w, sizes, embedding, source, rows_N, ids_N, slots_N, positions_N, cos, sin, k, v)
+        last = len(rows_N) - 1
+        attend(q, sizes.heads, rows_N[last:], slots_N, positions_N, k, v, mixed)
+        x = joint[last * width :]
+        inner = len(w.out) // width
+        times(w.out, 0, width, inner, mixed, last * inner, y, 0)
         for i in range(width):
             x[i] += y[i]
         for i in range(len(w.out_bias)):
@@ -115,42 +173,15 @@ def guess(
         norm(x, one, w.mlp_norm, eps, h)
         _experts(w, sizes, h, x)
         norm(x, one, w.last_norm, eps, state)
-        source, at = state, one
         times(head, 0, vocab, width, state, 0, z, 0)
-        if temperature > 0:
-            for i in range(vocab):
-                z[i] /= temperature
-        draw(z_NV, greedy_N, uniform_K[step : step + 1], ids_N, logprobs_N)
-        out_K[step] = tokens[0] = ids_N[0]
-        sure *= np.exp(logprobs_N[0])
-        if stop_V[ids_N[0]] or sure < SURE:
+        drawn = uniform(seed, np.uint64(position + 1 + step))
+        token, likely = _pick(z, vocab, temperature, drawn, mass_B, part)
+        sure *= likely
+        if sure < row:
+            return step
+        out_K[step] = token
+        if stop_V[token] or sure < further:
             return step + 1
-    return len(uniform_K)
-
-
-@compiled()
-def remember(w, sizes, embedding, hidden, ids_N, slots_N, positions_N, cos, sin, k, v):
-    """The head's keys and values of N rows: `hidden` [N, D] are the network's states at `positions_N`, `ids_N` the
-    tokens after them."""
-    width, eps, count = sizes.width, sizes.eps, len(ids_N)
-    span = len(w.qkv) // width
-    rows_N, counts_E = np.arange(count), np.full(1, count)
-    e, h, x, y = (
-        np.empty(count * width, np.float32),
-        np.empty(count * width, np.float32),
-        np.empty(count * width, np.float32),
-        np.empty(count * width, np.float32),
-    )
-    qkv, q = np.empty(count * span, np.float32), np.empty(count * span, np.float32)
-    norm(embedding, ids_N, w.enorm, eps, e)
-    norm(hidden, rows_N, w.hnorm, eps, h)
-    products(e, width, w.e_proj, width, counts_E, x)
-    products(h, width, w.h_proj, width, counts_E, y)
-    for i in range(count * width):
-        x[i] += y[i]
-    norm(x, rows_N, w.norm, eps, h)
-    products(h, width, w.qkv, span, counts_E, qkv)
-    for n in range(count):
-        for i in range(len(w.qkv_bias)):
-            qkv[n * span + i] += w.qkv_bias[i]
-    place(qkv, sizes.heads, w.q_norm, w.k_norm, eps, cos, sin, slots_N, positions_N, q, k, v)
+        source, rows_N, slots_N = state, one, np.full(1, slot)
+        ids_N, positions_N = np.full(1, token), np.full(1, position + step)
+    return len(out_K)

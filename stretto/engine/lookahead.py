@@ -23,8 +23,9 @@ import numpy as np
 
 from stretto.engine.scheduler import Plan
 
-SLOTS = 4
-"""Sequences in a pass up to which guesses are made: with more, the rows of wrong guesses cost more than they save."""
+SLOTS = 2
+"""Sequences in a pass up to which guesses are made: with more, the rows of wrong guesses cost more than they save. Then
+rows share the reading of weights anyway."""
 
 
 def suits(plan: Plan) -> bool:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from stretto.engine.simd import LANES, add_lanes, fma, load, store, sums, zero
 from stretto.model.kernels import compiled
+from stretto.model.simd import LANES, add_lanes, fma, load, store, sums, zero
 
 
 @compiled()

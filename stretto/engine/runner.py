@@ -28,7 +28,7 @@ from stretto.engine import lookahead
 from stretto.engine.cache import KVCache
 from stretto.engine.contract import Log
 from stretto.engine.drafter import Drafter, Guesser, Repeats, can_guess
-from stretto.engine.forward import logits, warm_up
+from stretto.engine.forward import warm_up
 from stretto.engine.sampler import Drawn, sample, uniforms
 from stretto.engine.scheduler import Ended, Job, Plan, Scheduler, Streamed
 from stretto.engine.slots import Routes
@@ -273,7 +273,7 @@ class Runner:
         slots_N = plan.samplers_N
         if len(slots_N):
             drawn = sample(
-                logits(model, passed.hidden_ND),
+                self.live.forward.logits(passed.hidden_ND),
                 scheduler.temperature_S[slots_N],
                 scheduler.top_p_S[slots_N],
                 scheduler.top_k_S[slots_N],

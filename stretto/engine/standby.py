@@ -45,13 +45,21 @@ class Copy:
         self.named = checkpoint.named_tensors(model)
         self.entries: dict[str, TensorEntry] = {}  # of each published tensor, of what lies here; empty: not known
         self.dtype = "bf16"  # of the published tensors
+        self.fresh = True  # the forward pass knows what lies here
         self._trial: Forward | None = None
 
     def trial(self, cache: KVCache) -> Forward:
         """A pass into another cache, always the same one."""
         if self._trial is None:
             self._trial = forward_of(self.model, cache)
+        self._trial.refresh()
         return self._trial
+
+    def refresh(self) -> None:
+        """Have the forward pass know of all that was written since it last did."""
+        if not self.fresh:
+            self.forward.refresh()
+            self.fresh = True
 
     def weigh(self, names: Sequence[str] | None = None) -> str:
         """The root, after hashing all tensors (or those of `names`, where the others are known)."""
@@ -105,6 +113,7 @@ class Standby:
         self.copy = Copy(checkpoint.empty(spec, numerics=numerics), cache or self._room, every_row)
         self._changes: list[Change] | None = None  # what the live copy is about to have more than this one
         self._behind = True  # this copy is not the live one's equal
+        self.copy.fresh = False
 
     @property
     def model(self) -> Transformer:
@@ -146,6 +155,7 @@ class Standby:
             self.patch(path, order.parent, order.fingerprint, live, serving)
         else:
             self.load(path, order.fingerprint)
+        self.copy.refresh()
         if order.canary is None:
             return None
         try:
@@ -157,6 +167,8 @@ class Standby:
     def exchange(self, live: Copy) -> Copy:
         """The loaded network; `live` becomes the memory of the next load, and `settle` is due."""
         loaded, self.copy = self.copy, live
+        loaded.refresh()
+        live.fresh = False  # from here on it is written to
         return loaded
 
     def settle(self, live: Copy) -> None:

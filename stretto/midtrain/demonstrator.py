@@ -11,8 +11,12 @@ Observations are those the real tools would give (`tests/midtrain` runs both and
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
+from typing import Any
 
 from stretto.harness.chat import Chat, call_text
 from stretto.tasks.repair import Repair, another, compile_program, evaluate, generate, mutants
@@ -24,6 +28,14 @@ FAMILIAR = frozenset(
     "adjust combine count discount limit map multiply pick repeat replace scale shift sum whether".split()
 )
 """First words of specifications that make the hasty agent edit without looking."""
+
+
+STEPS = 100_000
+"""Lines that a program may execute, all its calls together, before it is taken for one that never ends."""
+
+
+class Endless(Exception):
+    """An edit made a program that does not end; a list that it appends to would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -79,20 +91,43 @@ class Transcript:
 
 
 def visible(repair: Repair, program: tuple[str, ...]) -> str:
-    """What `run_tests` prints for `program`."""
+    """What `run_tests` prints for `program`. Raises Endless."""
     function = compile_program(program)
     if function is None:
         return "FAILED test_solution.py: SyntaxError"
     correct = compile_program(repair.fixed)
     name = repair.fixed[0].split("(")[0].removeprefix("def ")
     for arguments in repair.calls:
-        got, expected = evaluate(function, arguments), evaluate(correct, arguments)
+        with _ending():
+            got = evaluate(function, arguments)
+        expected = evaluate(correct, arguments)
         what = f"{name}({', '.join(map(repr, arguments))})"
         if isinstance(got, tuple):
             return f"FAILED {what}: {got[1]}"[:300]
         if got != expected:
             return f"FAILED {what}: got {got!r}, expected {expected!r}"[:300]
     return f"{len(repair.calls)} passed"
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Programs compiled from text, as those of tasks are, run for so many lines."""
+    left, before = STEPS, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != "<string>":
+            return None
+        left -= 1
+        if left < 0:
+            raise Endless
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def careful(repair: Repair, chat: Chat, rng: random.Random) -> Document:
@@ -158,8 +193,13 @@ def _wrong(repair: Repair, number: int, rng: random.Random) -> str:
 
 
 def transcripts(chat: Chat, seed: int, kind: str) -> Iterator[Document]:
-    """An endless stream of documents by the `careful` or the `hasty` demonstrator, on training tasks only."""
+    """An endless stream of documents by the `careful` or the `hasty` demonstrator, on training tasks only; without
+    those in which an edit makes an endless program."""
     rng = random.Random(f"demonstrator/{kind}/{seed}")
     demonstrate = {"careful": careful, "hasty": hasty}[kind]
     for repair in generate("train", seed):
-        yield demonstrate(repair, chat, rng)
+        try:
+            document = demonstrate(repair, chat, rng)
+        except Endless:
+            continue
+        yield document

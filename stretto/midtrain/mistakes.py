@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stretto.harness.chat import Chat
 from stretto.harness.parse import parse
-from stretto.midtrain.demonstrator import Document, Transcript
+from stretto.midtrain.demonstrator import Document, Endless, Transcript
 from stretto.model.transformer import Transformer
 from stretto.tasks.repair import Repair, generate
 
@@ -47,7 +47,7 @@ def _look(repair: Repair, chat: Chat) -> Transcript:
 
 
 def _put_right(transcript: Transcript, turn: str, rng: random.Random) -> Document | None:
-    """None when the model's edit was right, or no edit at all."""
+    """None when the model's edit was right, or no edit at all, or one that makes an endless program."""
     repair = transcript.repair
     edit = next((attempt.arguments for attempt in parse(turn) if attempt.name == "edit_file"), {})
     line, text = edit.get("line"), edit.get("text")
@@ -56,7 +56,10 @@ def _put_right(transcript: Transcript, turn: str, rng: random.Random) -> Documen
     if (line, text) == (repair.line, repair.fix) or "\n" in text:
         return None
     transcript.edit(line, text, weight=0.0)
-    transcript.test()
+    try:
+        transcript.test()
+    except Endless:
+        return None
     if not transcript.passed:
         transcript.edit(repair.line, repair.fix)
         transcript.test()

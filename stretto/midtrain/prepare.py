@@ -25,6 +25,7 @@ from stretto.midtrain.tokens.documents import token_documents
 from stretto.midtrain.tokens.marks import Encoder
 from stretto.midtrain.tokens.shards import Shards
 from stretto.model import checkpoint
+from stretto.model.mtp import Heads
 from stretto.model.numerics import PLAIN, Numerics
 from stretto.model.spec import ModelSpec, load_spec
 from stretto.model.transformer import Transformer
@@ -54,9 +55,23 @@ def network(recipe: Recipe, base: Path) -> Transformer:
     return checkpoint.random_init(spec, recipe.midtrain.seed, numerics=numerics)
 
 
-def loaded(folder: Path, recipe: Recipe) -> Transformer:
-    """A checkpoint of this run."""
-    return checkpoint.load(folder, numerics=_numerics(recipe))
+def loaded(folder: Path, recipe: Recipe) -> tuple[Transformer, Heads | None]:
+    """A checkpoint of this run, and its heads for multi-token prediction."""
+    numerics = _numerics(recipe)
+    return checkpoint.load(folder, numerics=numerics), checkpoint.load_heads(folder, numerics=numerics)
+
+
+def heads(recipe: Recipe, base: Path) -> Heads | None:
+    """The heads of the checkpoint to begin with, where there are any and the recipe teaches them."""
+    folder = base / recipe.midtrain.model
+    if recipe.mtp is None or not any(folder.glob("*.safetensors")):
+        return None
+    found = checkpoint.load_heads(folder, numerics=_numerics(recipe))
+    if found is not None and found.spec.mtp_layers != recipe.mtp.depth:
+        raise ConfigError(
+            f"mtp.depth is {recipe.mtp.depth}, but {folder} has {found.spec.mtp_layers} heads: write that"
+        )
+    return found
 
 
 def stretched(model: Transformer, phase: Phase, recipe: Recipe) -> Transformer:

@@ -18,6 +18,15 @@
     row = 32768
     rope_theta = 1_000_000.0
 
+    [mtp]                            # heads for multi-token prediction, taught beside the network
+    weight = 0.1
+
+    [[phase]]
+    name = "heads"
+    tokens = 20_000_000
+    lr = 1e-3
+    heads = "alone"                  # the network stays as it is
+
 Paths are relative to the file.
 """
 
@@ -81,6 +90,18 @@ class Evaluation(Section):
     """The same for fill-in-the-middle: how many of its lines the model writes back exactly."""
 
 
+class Mtp(Section):
+    """Heads for multi-token prediction (`model.mtp`), taught by the network's own distributions. All logits of a
+    micro-batch are held for it."""
+
+    depth: Positive = 1
+    """Heads of a network that has none yet; those of a checkpoint are taken as they are."""
+    guesses: Positive = 2
+    """Guesses in a row that are taught; beyond the last head it is used again."""
+    weight: float = Field(default=0.1, gt=0)
+    """Weight of their loss beside the next-token loss."""
+
+
 class Phase(Section):
     name: str = Field(pattern=r"^[\w-]+$")
     tokens: Positive
@@ -101,12 +122,15 @@ class Phase(Section):
     """Tokens of a packed row in this phase, for a longer context."""
     rope_theta: float | None = Field(default=None, gt=0)
     """Base of the rotary embedding from this phase on, for a longer context."""
+    heads: Literal["joint", "alone", "off"] | None = None
+    """With [mtp]: heads learn with the network, on a network that stays as it is, or not at all. Default: joint."""
 
 
 class Recipe(Section):
     midtrain: Midtrain
     phase: tuple[Phase, ...] = Field(min_length=1)
     evaluation: Evaluation = Evaluation()
+    mtp: Mtp | None = None
 
     @model_validator(mode="after")
     def _possible(self) -> Recipe:
@@ -114,6 +138,8 @@ class Recipe(Section):
         if len(set(names)) != len(names) or "final" in names:
             raise ValueError(f"phases need names of their own, other than 'final'; they are {', '.join(names)}")
         for phase in self.phase:
+            if phase.heads is not None and self.mtp is None:
+                raise ValueError(f"phase {phase.name} sets heads = {phase.heads}, but there is no table [mtp]")
             for shares in (phase.mixture, phase.mixture_end):
                 if shares and (min(shares.values()) < 0 or not 0 < sum(shares.values()) < float("inf")):
                     raise ValueError(
@@ -125,6 +151,11 @@ class Recipe(Section):
 def load(path: Path) -> Recipe:
     """Raises ConfigError: a sentence for each key that is wrong."""
     return read_toml(Recipe, path)
+
+
+def teaches(recipe: Recipe, phase: Phase) -> Literal["joint", "alone", "off"]:
+    """What a phase does with heads for multi-token prediction."""
+    return (phase.heads or "joint") if recipe.mtp is not None else "off"
 
 
 def learning_rate(phase: Phase, step: int, seen: int) -> float:

@@ -21,12 +21,13 @@ import torch.distributed as dist
 
 from stretto.config import ConfigError
 from stretto.midtrain import prepare
-from stretto.midtrain.learner import Learner
+from stretto.midtrain.learner import Learner, Taught
 from stretto.midtrain.measures import Measures
-from stretto.midtrain.recipe import Phase, Recipe, learning_rate, load
+from stretto.midtrain.recipe import Phase, Recipe, learning_rate, load, teaches
 from stretto.midtrain.tokens.mixture import Stream, annealed, normalised
 from stretto.midtrain.tokens.shards import Shards
-from stretto.model import checkpoint
+from stretto.model import checkpoint, mtp
+from stretto.model.mtp import Heads
 from stretto.model.transformer import Transformer
 from stretto.watch.metrics import Metrics
 
@@ -78,29 +79,37 @@ class Run:
         if final.is_dir():
             return final
         state = self._state()
-        model = prepare.network(self.recipe, self.base)
+        model, heads = prepare.network(self.recipe, self.base), prepare.heads(self.recipe, self.base)
         left = stop_after
         for number, phase in enumerate(self.recipe.phase):
             done = self.out / f"{number}-{phase.name}"
             if not done.is_dir():
                 model = prepare.stretched(model, phase, self.recipe)
                 started = state if state and state["phase"] == number else None
-                taken, whole = self._phase(model, number, phase, started, left)
+                if heads is None and self.recipe.mtp is not None and teaches(self.recipe, phase) != "off":
+                    heads = mtp.fresh(model, self.recipe.mtp.depth, self.recipe.midtrain.seed)
+                taken, whole = self._phase(model, heads, number, phase, started, left)
                 if not whole:
                     return self.out
                 left = None if left is None else left - taken
-                self._save_model(model, done)
-            model = prepare.loaded(done, self.recipe)  # its bf16 values, as a run that stops here would go on from
-        self._save_model(model, final)
+                self._save_model(model, heads, done)
+            model, heads = prepare.loaded(done, self.recipe)  # bf16 values, as a run that stops here would go on from
+        self._save_model(model, heads, final)
         return final
 
     def _phase(
-        self, model: Transformer, number: int, phase: Phase, state: dict[str, Any] | None, limit: int | None
+        self,
+        model: Transformer,
+        heads: Heads | None,
+        number: int,
+        phase: Phase,
+        state: dict[str, Any] | None,
+        limit: int | None,
     ) -> tuple[int, bool]:
         """Train to the phase's end, or for `limit` steps: (how many it took, whether the end is reached)."""
         settings = self.recipe.midtrain
         stream = Stream(self.rows(phase).domains, settings.seed + number)
-        learner = Learner(model, settings)
+        learner = Learner(model, settings, self._taught(heads, phase))
         step = seen = 0
         if state:
             learner.load_state(state["learner"])
@@ -141,6 +150,12 @@ class Run:
         learner.take_average()
         return step - first, True
 
+    def _taught(self, heads: Heads | None, phase: Phase) -> Taught | None:
+        how = teaches(self.recipe, phase)
+        if heads is None or self.recipe.mtp is None or how == "off":
+            return None
+        return Taught(heads, self.recipe.mtp, alone=how == "alone")
+
     def _evaluate(self, model: Transformer, phase: Phase, step: int) -> None:
         if self.metrics is None or self.measures is None:
             return
@@ -167,9 +182,9 @@ class Run:
             os.fsync(file.fileno())
         part.replace(self.out / STATE)
 
-    def _save_model(self, model: Transformer, folder: Path) -> None:
+    def _save_model(self, model: Transformer, heads: Heads | None, folder: Path) -> None:
         if self.rank == 0:
-            checkpoint.save(model, folder, tokenizer_from=self.tokenizer)
+            checkpoint.save(model, folder, tokenizer_from=self.tokenizer, heads=heads)
         if dist.is_initialized():
             dist.barrier()
 

@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
-from stretto.model import kernels
+from stretto.model import headnorm, kernels
 from stretto.model.linear import Linear
 from stretto.model.norm import RMSNorm
 from stretto.model.numerics import PLAIN, Numerics
+from stretto.model.packed import Causal
 from stretto.model.rotary import rotate
 from stretto.model.spec import ModelSpec
 
@@ -39,20 +40,24 @@ class PackedCausal:
     """Causal attention inside each of several sequences laid end to end: `lengths` sums to T.
 
     One call of the fused kernel per sequence, on views. On a CPU that beats padding sequences into groups by a third
-    or more from 30 to 600 tokens each, and nothing is computed for padding.
+    or more from 30 to 600 tokens each, and nothing is computed for padding. With `fused` (`Numerics.fused`) one
+    compiled loop does all sequences, in half the time of those calls.
 
     >>> attend = PackedCausal([3, 5])  # tokens 0-2 are one sequence, 3-7 another
     """
 
-    def __init__(self, lengths: list[int]) -> None:
+    def __init__(self, lengths: list[int], fused: bool = False) -> None:
         if not lengths or min(lengths) < 1:
             raise ValueError(f"lengths of packed sequences must be positive, got {lengths}")
         self.lengths = [int(length) for length in lengths]
         self.tokens = sum(self.lengths)
+        self._fused = fused
 
     def __call__(self, layer: int, q_THd: Tensor, k_TGd: Tensor, v_TGe: Tensor, exact: bool = False) -> Tensor:
         if len(q_THd) != self.tokens:
             raise ValueError(f"lengths sum to {self.tokens} tokens, but {len(q_THd)} were given")
+        if self._fused and not exact and q_THd.dtype == torch.float32 and q_THd.device.type == "cpu":
+            return Causal.apply(q_THd, k_TGd, v_TGe, np.array(self.lengths))
         packed = zip(*(x.split(self.lengths) for x in (q_THd, k_TGd, v_TGe)), strict=True)
         mix = exact_causal if exact else _causal
         return torch.cat([mix(q, k, v) for q, k, v in packed])
@@ -113,10 +118,15 @@ class Attention(nn.Module):
     def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         heads = (len(x_TD), -1, self.head_dim)
         q_THd, k_TGd, v_TGd = (p(x_TD).view(heads) for p in (self.q_proj, self.k_proj, self.v_proj))
-        if self.q_norm is not None and self.k_norm is not None:
-            q_THd, k_TGd = self.q_norm(q_THd), self.k_norm(k_TGd)
-        q_THd, k_TGd = (rotate(x, *rotary, self.numerics) for x in (q_THd, k_TGd))
+        q_THd, k_TGd = self._turned(q_THd, self.q_norm, rotary), self._turned(k_TGd, self.k_norm, rotary)
         return self.o_proj(mixed(attend, self.layer, q_THd, k_TGd, v_TGd, self.numerics))
+
+    def _turned(self, x_THd: Tensor, norm: RMSNorm | None, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        if norm is None:
+            return rotate(x_THd, *rotary, self.numerics)
+        if self.numerics.tiled(x_THd) and headnorm.fits(self.head_dim):
+            return headnorm.NormAndTurn.apply(x_THd, norm.weight, norm.eps, *rotary)
+        return rotate(norm(x_THd), *rotary, self.numerics)
 
 
 def mixed(attend: Attend, layer: int, q_THd: Tensor, k_TGd: Tensor, v_TGe: Tensor, numerics: Numerics) -> Tensor:

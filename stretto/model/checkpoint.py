@@ -14,6 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -50,6 +51,8 @@ TOKENIZER_FILES = (
 _Module = TypeVar("_Module", bound=nn.Module)
 
 HEAD = "lm_head.weight"
+BESIDE = "mtp"
+"""Where heads lie that were taught to a finished network, so that its own files stay what they are."""
 SHARD_BYTES = 5_000_000_000
 """A larger checkpoint is written as several files of at most this size (or one tensor) and an index."""
 
@@ -64,10 +67,18 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32, numerics: Numer
 
 
 def load_heads(folder: Path | str, dtype: torch.dtype = torch.float32, numerics: Numerics = PLAIN) -> Heads | None:
-    """The heads for multi-token prediction of a checkpoint, or None when its config has none. Copies of embedding and
-    output head beside them, as DeepSeek-V3 has, are not read. Raises CheckpointError."""
+    """The heads for multi-token prediction of a checkpoint, or None when it has none: those in its own files, which its
+    config counts, else those of a folder `mtp` in it (`save_heads`). Copies of embedding and output head beside them,
+    as DeepSeek-V3 has, are not read. Raises CheckpointError."""
     folder = Path(folder)
     spec = load_spec(folder)
+    if not spec.mtp_layers and (folder / BESIDE).is_dir():
+        network, folder = spec, folder / BESIDE
+        spec = load_spec(folder)
+        if replace(spec, mtp_layers=0) != network:
+            raise CheckpointError(
+                f"{folder} holds heads of another network: its config.json differs from the one above"
+            )
     if not spec.mtp_layers:
         return None
     with torch.device("meta"):
@@ -179,29 +190,20 @@ def save(
     The folder appears under its name when its last byte is on disk. An existing folder of that name is replaced whole;
     a kill between the two renames leaves none under the name and the old one beside it, hidden.
     """
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    replaced = staging.with_name(f"{staging.name}.replaced")
-    try:
-        staging.chmod(0o755)
-        spec = replace(model.spec, mtp_layers=heads.spec.mtp_layers if heads else 0)
-        named = named_tensors(model) | (named_tensors(heads) if heads else {})
-        _write_weights(named, staging, shard_bytes, dtype)
-        config = spec.to_hf() | {"torch_dtype": str(dtype).removeprefix("torch.")}
-        (staging / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    spec = replace(model.spec, mtp_layers=heads.spec.mtp_layers if heads else 0)
+    named = named_tensors(model) | (named_tensors(heads) if heads else {})
+    with _appearing(Path(folder)) as staging:
+        _write(named, spec, staging, shard_bytes, dtype)
         for name in TOKENIZER_FILES:
             if tokenizer_from is not None and (source := Path(tokenizer_from) / name).is_file():
                 shutil.copyfile(source, staging / name)
-        for path in (*staging.iterdir(), staging):
-            _sync(path)
-        if folder.exists():
-            os.rename(folder, replaced)
-        os.rename(staging, folder)
-        _sync(folder.parent)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def save_heads(heads: Heads, folder: Path | str) -> None:
+    """Write heads alone, in bf16, with a config that counts them. As the folder `mtp` of a checkpoint they are found
+    there."""
+    with _appearing(Path(folder)) as staging:
+        _write(named_tensors(heads), heads.spec, staging, SHARD_BYTES, torch.bfloat16)
 
 
 def empty(spec: ModelSpec, dtype: torch.dtype = torch.float32, numerics: Numerics = PLAIN) -> Transformer:
@@ -245,7 +247,30 @@ def random_init(
     return model
 
 
-def _write_weights(named: dict[str, Tensor], folder: Path, shard_bytes: int, dtype: torch.dtype) -> None:
+@contextmanager
+def _appearing(folder: Path) -> Iterator[Path]:
+    """A folder to write into, which gets its name when all of it is on disk and replaces what had the name."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    replaced = staging.with_name(f"{staging.name}.replaced")
+    try:
+        staging.chmod(0o755)
+        yield staging
+        for path in (*staging.iterdir(), staging):
+            _sync(path)
+        if folder.exists():
+            os.rename(folder, replaced)
+        os.rename(staging, folder)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _write(named: dict[str, Tensor], spec: ModelSpec, folder: Path, shard_bytes: int, dtype: torch.dtype) -> None:
+    """Weights, in one file or in shards and their index, and the config."""
+    config = spec.to_hf() | {"torch_dtype": str(dtype).removeprefix("torch.")}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     shards: list[list[str]] = []
     total, room = 0, -1
     for name, tensor in named.items():

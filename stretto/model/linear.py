@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stretto.model import kernels
+from stretto.model import grouped, kernels
 from stretto.model.numerics import Numerics
 
 ROWS = 8
@@ -40,6 +40,8 @@ class Linear(nn.Linear):
         self.numerics = numerics
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.bias is None and self.numerics.tiled(input) and grouped.fits(*self.weight.shape):
+            return grouped.Product.apply(input, self.weight)
         y_NB = product(input, self.weight, self.bias, self.numerics.exact)
         if self.numerics.rounding and self.numerics.compiled(y_NB):
             kernels.round_(y_NB)

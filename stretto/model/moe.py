@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stretto.model import kernels
+from stretto.model import grouped, kernels, slots
 from stretto.model.linear import ROWS, product
 from stretto.model.mlp import Mlp, SwiGLU
 from stretto.model.numerics import PLAIN, Numerics
@@ -39,7 +39,7 @@ class Experts(nn.Module):
     def forward(self, x_TD: Tensor, experts_TK: Tensor, gates_TK: Tensor) -> Tensor:
         numerics = self.numerics
         plan = Plan(experts_TK, len(self.gate_up_proj), ROWS if numerics.exact else 1)
-        x_ND = Dispatch.apply(x_TD, plan)
+        x_ND = Dispatch.apply(x_TD, plan, numerics)
         joint_N2F = _Grouped.apply(x_ND, self.gate_up_proj, plan.sizes, numerics)
         if numerics.compiled(joint_N2F):
             inner_NF = SwiGLU.apply(joint_N2F, numerics.rounding)
@@ -113,6 +113,10 @@ class MoE(nn.Module):
 
     def _route(self, x_TD: Tensor, replayed_TK: Tensor | None, ratio: float) -> tuple[Tensor, Routed]:
         logits_TE = self.gate(x_TD)
+        if self.numerics.tiled(logits_TE) and replayed_TK is None and self.grouping is None:
+            experts_TK, gates_TK = slots.TopGates.apply(logits_TE, self.k, self.normalize)
+            choice = Selection(experts_TK, gates_TK, None, None)
+            return self.experts(x_TD, experts_TK, gates_TK), Routed(logits_TE, choice)
         if isinstance(self.gate, SigmoidGate):
             return self._grouped(x_TD, logits_TE, self.gate.e_score_correction_bias, replayed_TK, ratio)
         scores_TE = torch.softmax(logits_TE.float(), dim=-1)
@@ -155,10 +159,14 @@ class Plan:
     def __init__(self, experts_TK: Tensor, experts: int, multiple: int = 1) -> None:
         flat_N = experts_TK.reshape(-1)
         pairs, self.k = len(flat_N), experts_TK.shape[1]
+        self.filled = multiple > 1
+        if flat_N.device.type == "cpu" and not self.filled:
+            self.order_N, self.place_N, self.sizes = slots.sort(flat_N, experts)
+            self.token_N = self.order_N // self.k
+            return
         order_N = torch.argsort(flat_N, stable=True)
         place_N = torch.arange(pairs, device=flat_N.device)
         sizes_E = torch.bincount(flat_N, minlength=experts)
-        self.filled = multiple > 1
         if self.filled:
             missing_E = -sizes_E % multiple
             place_N = place_N + (missing_E.cumsum(0) - missing_E).index_select(0, flat_N.index_select(0, order_N))
@@ -186,13 +194,15 @@ class Dispatch(torch.autograd.Function):
     """x_TD -> x_ND, the token of each sorted pair."""
 
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, plan: Plan) -> Tensor:
-        ctx.plan = plan
+    def forward(ctx: Any, x_TD: Tensor, plan: Plan, numerics: Numerics = PLAIN) -> Tensor:
+        ctx.plan, ctx.fused = plan, numerics.tiled(x_TD)
         return x_TD.index_select(0, plan.token_N)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _slots(grads[0], ctx.plan).sum(dim=1), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.fused:
+            return slots.add_slots(grads[0], ctx.plan.place_N.view(-1, ctx.plan.k)), None, None
+        return _slots(grads[0], ctx.plan).sum(dim=1), None, None
 
 
 class _Grouped(torch.autograd.Function):
@@ -202,6 +212,9 @@ class _Grouped(torch.autograd.Function):
     def forward(ctx: Any, x_NA: Tensor, weight_EBA: Tensor, sizes: list[int], numerics: Numerics) -> Tensor:
         ctx.save_for_backward(x_NA, weight_EBA)
         ctx.sizes = sizes
+        ctx.fused = numerics.tiled(x_NA) and grouped.fits(*weight_EBA.shape[1:])
+        if ctx.fused:
+            return grouped.products(x_NA, weight_EBA, sizes)
         y_NB = x_NA.new_empty(len(x_NA), weight_EBA.shape[1])
         for weight_BA, x, y in zip(weight_EBA.unbind(), x_NA.split(sizes), y_NB.split(sizes), strict=True):
             torch.mm(x, weight_BA.t(), out=y)
@@ -212,6 +225,8 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x_NA, weight_EBA = ctx.saved_tensors
+        if ctx.fused:
+            return *grouped.slopes(x_NA, weight_EBA, ctx.sizes, grads[0]), None, None
         dy_NB = grads[0].contiguous()
         dx_NA, dweight_EBA = torch.empty_like(x_NA), torch.empty_like(weight_EBA)
         slices = (t.split(ctx.sizes) for t in (x_NA, dy_NB, dx_NA))
@@ -228,17 +243,19 @@ class Combine(torch.autograd.Function):
     def forward(ctx: Any, y_ND: Tensor, gates_TK: Tensor, plan: Plan, numerics: Numerics) -> Tensor:
         if numerics.compiled(y_ND):
             ctx.save_for_backward(y_ND, gates_TK)
-            ctx.plan = plan
+            ctx.plan, ctx.fused = plan, numerics.tiled(y_ND)
             return kernels.combine(y_ND, plan.place_N.view(-1, plan.k), gates_TK, numerics.rounding)
         y_TKD = _slots(y_ND, plan)
         ctx.save_for_backward(y_TKD, gates_TK)
-        ctx.plan = plan
+        ctx.plan, ctx.fused = plan, False
         return _weighted_sum(y_TKD, gates_TK).to(y_ND.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         y, gates_TK = ctx.saved_tensors
         dout_TD, plan = grads[0], ctx.plan
+        if ctx.fused:
+            return *slots.combine_backward(y, plan.place_N.view(-1, plan.k), gates_TK, dout_TD), None, None
         y_TKD = y if y.dim() == 3 else _slots(y, plan)
         dgates_TK = torch.bmm(y_TKD.float(), dout_TD.float().unsqueeze(2)).squeeze(2)
         dy_ND = dout_TD.index_select(0, plan.token_N) * plan.sorted_gates(gates_TK).to(dout_TD.dtype)

@@ -86,10 +86,20 @@ def fresh(model: Transformer, depth: int = 1, seed: int = 0) -> Heads:
 
 class Distilled(NamedTuple):
     """The loss, and for each guess how much of the network's distribution the head's covers: the mean of
-    `sum min(p, q)`, the most that any rule of acceptance could accept."""
+    `sum min(p, q)`, the most that any rule of acceptance could accept; and the mean `agreement`, which the engine
+    accepts."""
 
     loss: Tensor
     overlaps: list[float]
+    agreements: list[float]
+
+
+def agreement(p_NV: Tensor, q_NV: Tensor) -> Tensor:
+    """[N]: the chance that one uniform number draws the same token of both distributions, when a draw is the first
+    token at which the probability, summed in order, exceeds it: how much of its stretch each token has in both."""
+    ends = [x.double().cumsum(dim=-1) for x in (p_NV, q_NV)]
+    starts = [nn.functional.pad(x[:, :-1], (1, 0)) for x in ends]
+    return (torch.minimum(*ends) - torch.maximum(*starts)).clamp_min(0).sum(dim=-1).float()
 
 
 def mtp_loss(
@@ -101,8 +111,11 @@ def mtp_loss(
     steps: int = 1,
     wanted_T: Tensor | None = None,
     frozen: bool = True,
+    agreeing: float = 0.0,
 ) -> Distilled:
     """Mean over guesses and tokens of KL(network's distribution || head's), in nats; the network's side is detached.
+    The share `agreeing` of the loss is the chance to draw another token (`agreement`) instead: what a head is for, but
+    without a slope where it knows nothing yet.
 
     `hidden_TD` is `Output.hidden_TD` of the packed `ids_T`, whose sequences have `lengths`. `steps` guesses are made
     one after the other, each from the one before. `wanted_T` (bool) picks the tokens whose guesses count, by default
@@ -117,7 +130,7 @@ def mtp_loss(
     left_T = torch.cat([torch.arange(length, 0, -1) for length in lengths])
     with torch.no_grad():
         target_TV = torch.log_softmax(model.logits(hidden_TD), dim=-1)
-    losses, overlaps = [], []
+    losses, overlaps, agreements = [], [], []
     for step in range(steps):
         head, ahead = heads.head(step), step + 1
         angles = rotary_angles(places_T + step, spec.rotary_dim, spec.rope_theta, hidden_TD.dtype, spec.yarn)
@@ -131,6 +144,9 @@ def mtp_loss(
             raise ValueError(f"no token is wanted that lies {ahead + 1} or more behind the start of its sequence")
         q_NV = torch.log_softmax(product(hidden_TD[at_N].float(), head_VD.float(), None, False), dim=-1)
         p_NV = target_TV[at_N + ahead]
-        losses.append(nn.functional.kl_div(q_NV, p_NV, reduction="batchmean", log_target=True))
+        same_N = agreement(p_NV.exp(), q_NV.exp())
+        apart = nn.functional.kl_div(q_NV, p_NV, reduction="batchmean", log_target=True)
+        losses.append(torch.lerp(apart, 1 - same_N.mean(), agreeing))
+        agreements.append(float(same_N.detach().mean()))
         overlaps.append(float(torch.minimum(p_NV, q_NV.detach()).exp().sum(-1).mean()))
-    return Distilled(torch.stack(losses).mean(), overlaps)
+    return Distilled(torch.stack(losses).mean(), overlaps, agreements)

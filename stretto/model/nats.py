@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.model import kernels
+from stretto.model import grouped, kernels
 
 
 class Nats(torch.autograd.Function):
@@ -21,7 +21,7 @@ class Nats(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
-        z_NV = torch.mm(hidden_ND, weight_VD.t())
+        z_NV = _logits(hidden_ND, weight_VD)
         nats_N, total_N = kernels.softmax_(z_NV, targets_N)
         ctx.save_for_backward(hidden_ND, weight_VD, targets_N, total_N)
         ctx.z_NV = z_NV
@@ -34,4 +34,13 @@ class Nats(torch.autograd.Function):
         if z_NV is None:
             raise RuntimeError("the gradient of this loss was taken before, and its logits are gone")
         kernels.softmax_slope_(z_NV, total_N, targets_N, float(grads[0]))
+        if grouped.fits(*weight_VD.shape):
+            dhidden_ND, dweight_1VD = grouped.slopes(hidden_ND, weight_VD.unsqueeze(0), [len(z_NV)], z_NV)
+            return dhidden_ND, dweight_1VD[0], None
         return torch.mm(z_NV, weight_VD), torch.mm(z_NV.t(), hidden_ND), None
+
+
+def _logits(hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
+    if grouped.fits(*weight_VD.shape):
+        return grouped.products(hidden_ND, weight_VD.unsqueeze(0), [len(hidden_ND)])
+    return torch.mm(hidden_ND, weight_VD.t())

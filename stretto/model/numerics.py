@@ -31,11 +31,15 @@ class Numerics:
 
     rounding: bool = False  # activations are rounded to bf16 where bf16 hardware would store them
     exact: bool = False  # a row's result does not depend on the rows computed with it
-    fused: bool = False  # `kernels` where torch would go over memory several times: faster on one thread
+    fused: bool = False  # compiled loops in place of torch's, products and attention included: faster on one thread
 
     def compiled(self, x: Tensor) -> bool:
         """Whether `kernels` work on `x`. On other devices networks that round hold bf16 tensors, and torch rounds."""
         return (self.rounding or self.exact or self.fused) and x.dtype == torch.float32 and x.device.type == "cpu"
+
+    def tiled(self, x: Tensor) -> bool:
+        """Whether products of `x` are compiled too: nothing is rounded, and their order is free."""
+        return self.fused and not self.rounding and not self.exact and self.compiled(x)
 
 
 PLAIN = Numerics()

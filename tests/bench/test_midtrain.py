@@ -137,7 +137,12 @@ def test_summary_picture_and_refusals(tmp_path: Path) -> None:
             "stages_cpu_s": {"read": 1.0},
         },
         "training": {
-            "nano": {"ratio": 1.4, "tokens_per_s": {"ours": 14, "theirs": 10}, "transformers_way": "packed rows"},
+            "nano": {
+                "ratio": 1.4,
+                "tokens_per_s": {"ours": 14, "theirs": 10},
+                "transformers_way": "documents",
+                "packed": {"tokens_per_s": 4, "ratio": 3.5},
+            },
             "wide": {"share": 0.6, "peak_gflops": 90.0, "width": 512, "tokens_per_s": 7},
         },
         "speculation": {"spec_speedup": 1.3, "spec_distribution_p": 0.01},
@@ -156,6 +161,7 @@ def test_summary_picture_and_refusals(tmp_path: Path) -> None:
     }
     paper = io.StringIO()
     midtrain.show(tree, Console(file=paper, width=120))
+    assert "packed rows" in paper.getvalue() and "3.50" in paper.getvalue()
     assert "vs_hf_tokens_per_s     at least 1.5: 1.4, DOES NOT HOLD" in paper.getvalue()
     drawn = midtrain_picture.picture(found["reward"])
     assert drawn.startswith("<svg") and drawn.count("<circle") == 6 and "40k" not in drawn and "0.04k tokens" in drawn

@@ -11,7 +11,9 @@ import torch
 
 from stretto.engine import compiled
 from stretto.engine.cache import KVCache
-from stretto.engine.forward import Defined, Stepped, _each, forward_of, join, logits
+from stretto.engine.forward import Defined, Stepped, _each, forward_of, logits
+from stretto.engine.layers import join
+from stretto.engine.narrow import Narrow
 from stretto.engine.products import products
 from stretto.engine.scheduler import Chunk, Plan
 from stretto.model import checkpoint
@@ -116,6 +118,7 @@ def test_weights_loaded_in_place_are_used(family: str) -> None:
     stepped = Stepped(model, cache(model.spec))
     join(model)  # once more changes nothing
     checkpoint.load_named(model, checkpoint.named_tensors(other))
+    stepped.refresh()
     agree(model, stepped, Defined(other, cache(other.spec)))
 
 
@@ -138,14 +141,31 @@ def test_logits_are_those_of_the_network(rows: int) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[5, 0, 1, 4], [0, 0, 9, 3]])
-def test_products_are_those_of_torch(sizes: list[int]) -> None:
-    x, weights = torch.randn(sum(sizes), 48), torch.randn(4, 32, 48)
+def test_products_are_those_of_torch_and_of_narrow_weights_to_the_bit(sizes: list[int]) -> None:
+    x, weights = torch.randn(sum(sizes), 48), torch.randn(4, 32, 48).bfloat16().float()
     wanted, found = torch.empty(sum(sizes), 32), torch.empty(sum(sizes), 32)
     _each(x, [weight.t() for weight in weights], wanted, sizes)
     flat = (t.numpy().reshape(-1) for t in (x, weights, found))
     x_flat, weights_flat, out_flat = flat
     products(x_flat, 48, weights_flat, 32, np.array(sizes), out_flat)
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+    narrow = Narrow(weights)
+    assert narrow.bits.dtype == np.uint16
+    again = np.empty_like(out_flat)
+    products(x_flat, 48, narrow.bits, 32, np.array(sizes), again)
+    assert again.tobytes() == out_flat.tobytes()
+
+
+def test_a_weight_of_more_than_bf16_stays_as_it_is_and_a_refresh_sees_what_was_loaded() -> None:
+    weight = torch.randn(16, 16).bfloat16().float()
+    narrow = Narrow(weight)
+    weight[3, 5] = 1 / 3
+    narrow.refresh()
+    assert narrow.bits.dtype == np.float32 and narrow.bits[3 * 16 + 5] == np.float32(1 / 3)
+    weight[3, 5] = -2.5
+    narrow.refresh()
+    assert narrow.bits.dtype == np.uint16
+    assert ((narrow.bits.astype(np.uint32) << 16).view(np.float32) == weight.numpy().reshape(-1)).all()
 
 
 def test_nan_stays_visible_and_with_its_row() -> None:

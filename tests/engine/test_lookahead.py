@@ -5,19 +5,22 @@ token or a limit; a swap falls between two rounds."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from stretto.bench.speculation import chi_square, chi_square_p
-from stretto.config import EngineConfig
+from stretto.bench.speculation import Side, chi_square, chi_square_p, held_out
+from stretto.config import EngineConfig, ModelConfig
 from stretto.engine.drafter import Guesser, Repeats
+from stretto.engine.guess import chance
 from stretto.engine.lookahead import accepted, extended, narrowed
 from stretto.engine.runner import Runner, Serving
 from stretto.engine.sampler import kept as cut
 from stretto.engine.sampler import sample, uniforms
 from stretto.engine.scheduler import Ended, Plan, Streamed
+from stretto.harness.chat import Chat
 from stretto.model import checkpoint, mtp
 from stretto.model.attention import PackedCausal
 from stretto.model.numerics import Numerics
@@ -44,11 +47,11 @@ class Engine:
         keys = [self.runner.submit(request, stream) for request in requests]
         while self.runner.advance():
             pass
-        ended = {event.job.key: event.response for event in self.events if isinstance(event, Ended)}
+        ended = {event.job.key: event.response for event in self.events if isinstance(event, Ended) and event.response}
         return [ended[key] for key in keys]
 
 
-def request(ids: list[int], tokens: int = 40, stop: tuple[int, ...] = (), session: str = "", **sampling):
+def request(ids: list[int], tokens: int = 40, stop: tuple[int, ...] = (), session: str = "", **sampling: Any):
     sampling = {"seed": 5} | sampling
     return GenerateRequest(ids=ids, max_tokens=tokens, stop=list(stop), sampling=Sampling(**sampling), session=session)
 
@@ -76,7 +79,14 @@ def plain(model: Transformer) -> Engine:
 def ahead(request, model: Transformer) -> Engine:
     engine = Engine(model, 3, mtp.fresh(model) if request.param == "heads" else None)
     assert isinstance(engine.runner.drafter, Guesser if request.param == "heads" else Repeats)
+    daring(engine)
     return engine
+
+
+def daring(engine: Engine) -> None:
+    """Have a head that was never taught, and so is never sure, guess all the same."""
+    if isinstance(engine.runner.drafter, Guesser):
+        engine.runner.drafter.ROW = engine.runner.drafter.FURTHER = 0.0
 
 
 def same(one: GenerateResponse, other: GenerateResponse) -> None:
@@ -149,6 +159,7 @@ def test_routes_and_logprobs_are_those_of_the_whole_sequence_at_once(ahead: Engi
 
 def test_a_swap_falls_between_two_rounds(model: Transformer) -> None:
     engine = Engine(network(), 3, mtp.fresh(model))
+    daring(engine)
     runner, ids = engine.runner, prompts(1)[0]
     runner.submit(request(ids, 60, temperature=0))
     for _ in range(4):
@@ -164,6 +175,19 @@ def test_a_swap_falls_between_two_rounds(model: Transformer) -> None:
     assert response.ids == Engine(network(), 0).answer(request(ids, 60, temperature=0))[0].ids
 
 
+@pytest.mark.parametrize("speculate", [0, 3])
+def test_passes_of_few_rows_know_of_each_new_version(model: Transformer, speculate: int) -> None:
+    """Their narrow weights are copies: after two swaps they lie where those of the first version were."""
+    engine = Engine(network(), speculate, mtp.fresh(model))
+    daring(engine)
+    for version in (1, 2, 3):
+        new = checkpoint.random_init(replace(SPEC, initializer_range=0.12), version + 1).requires_grad_(False)
+        checkpoint.load_named(engine.runner.standby.model, checkpoint.named_tensors(new))
+        engine.runner.exchange(Serving(version, ""))
+        asked = request(prompts(1)[0], 20, temperature=0)
+        assert engine.answer(asked)[0].ids == Engine(new, 0).answer(asked)[0].ids
+
+
 @pytest.mark.parametrize("name", ["dense", "exact", "latent"])
 def test_other_networks_guess_too(name: str) -> None:
     """Dense blocks have heads; exact numerics and latent attention repeat, and exact ones agree to the bit."""
@@ -173,12 +197,47 @@ def test_other_networks_guess_too(name: str) -> None:
     heads = mtp.fresh(model) if name != "latent" else None
     engine, plain = Engine(model, 3, heads), Engine(model, 0)
     assert isinstance(engine.runner.drafter, Guesser if name == "dense" else Repeats)
+    daring(engine)
     ids = [i % spec.vocab_size for i in prompts(3)[2]]
-    for sampling in ({"temperature": 0}, {"temperature": 0.8}):
-        one, other = (e.answer(request(ids, 60, **sampling))[0] for e in (engine, plain))
+    for temperature in (0, 0.8):
+        one, other = (e.answer(request(ids, 60, temperature=temperature))[0] for e in (engine, plain))
         same(one, other)
         assert name != "exact" or one.logprobs == other.logprobs
     assert engine.runner.counters.guessed > 0
+
+
+def test_a_run_of_guesses_ends_where_it_is_not_likely_enough(model: Transformer, plain: Engine) -> None:
+    """One more than are likely may be made, and none is worth a row that is less likely than that."""
+    engine = Engine(model, 3, mtp.fresh(model))
+    drafter, counters = engine.runner.drafter, engine.runner.counters
+    assert isinstance(drafter, Guesser)
+    for drafter.ROW, drafter.FURTHER, most in ((1.1, 1.1, 0), (0.0, 1.1, 1), (0.0, 0.0, 3)):
+        guessed, passes = counters.guessed, counters.passes
+        one, other = (e.answer(request(prompts(1)[0], 40))[0] for e in (engine, plain))
+        same(one, other)
+        guessed, passes = counters.guessed - guessed, counters.passes - passes
+        assert guessed <= most * passes and (guessed > 0) == (most > 0)
+        assert most < 2 or guessed > 1.5 * passes
+
+
+def test_the_chance_of_a_guess_falls_towards_the_ends_of_its_stretch_and_with_doubt() -> None:
+    assert chance(0.9, 0.4) > chance(0.9, 0.05) > chance(0.9, 0.0) == 0
+    assert 1 > chance(0.9, 0.1) > chance(0.5, 0.1) > chance(0.2, 0.1) > 0
+
+
+def test_the_shipped_head_guesses_on_the_shipped_model() -> None:
+    """Turns of held-out tasks: more than two tokens a pass, and the plain engine's text."""
+    folder = ModelConfig().folder
+    model, chat, heads = checkpoint.load(folder).requires_grad_(False), Chat(folder), checkpoint.load_heads(folder)
+    assert heads is not None and model.spec.mtp_layers == 0
+    asked = [request(ids, 40, stop=tuple(chat.stop)) for ids in held_out(chat, 12, 5)]
+    sides = [Side("plain", model, 0), Side("heads", model, 6, heads.requires_grad_(False))]
+    answers = [[side.answer(one)[0][0] for one in asked] for side in sides]
+    assert answers[0] == answers[1]
+    counters = sides[1].runner.counters
+    assert isinstance(sides[1].runner.drafter, Guesser)
+    assert counters.guessed_right > 0.6 * counters.guessed
+    assert counters.sampled - len(asked) > 2.2 * (counters.passes - len(asked))  # but for the prompts' passes
 
 
 def plan(ids: list[int]) -> Plan:
@@ -250,26 +309,36 @@ def test_1e5_accepted_and_corrected_tokens_follow_the_samplers_distribution(samp
 
 @pytest.mark.parametrize("name", SPECS)
 def test_the_compiled_head_guesses_what_its_definition_does(name: str) -> None:
-    """Greedy guesses, three in a row, at every position of an answer; keys and values came with prompt and rounds."""
+    """The first of three greedy guesses, at every position of two answers of a session, beside another request; keys
+    and values came with prompts and passes."""
     model = network(name)
     heads = mtp.fresh(model, seed=4)
     for name_, parameter in heads.named_parameters():
         if name_.endswith("norm.weight"):
             parameter.data.normal_(1.0, 0.3, generator=torch.Generator().manual_seed(1))
+        else:
+            parameter.data = parameter.data.bfloat16().float()  # as the engine takes matrices
     engine = Engine(model, 3, heads)
+    daring(engine)
     drafter, told = engine.runner.drafter, []
     assert isinstance(drafter, Guesser)
     propose = drafter.propose
 
-    def record(plan: Plan, scheduler, network) -> list[list[int]]:
-        made = propose(plan, scheduler, network)
-        told.append((int(plan.positions_T[0]), made[0]))
+    def record(plan: Plan, scheduler, model) -> list[list[int]]:
+        made = propose(plan, scheduler, model)
+        told.extend(
+            (int(position), guesses)
+            for slot, position, guesses in zip(plan.slots_T, plan.positions_T, made, strict=True)
+            if scheduler.active[slot].request.session
+        )
         return made
 
     drafter.propose = record
-    ids = prompts(1)[0]
-    response = engine.answer(request(ids, 40, temperature=0))[0]
-    whole = torch.tensor(ids + response.ids)
+    history = prompts(1)[0]
+    for _ in range(2):  # the second turn goes on with the keys and values of the first
+        asked = request(history, 30, temperature=0, session="s")
+        history = history + engine.answer(asked, request([9, 8, 7], 5))[0].ids + [3, 1, 4]
+    whole = torch.tensor(history)
     with torch.no_grad():
         hidden_TD = model(whole, torch.arange(len(whole)), PackedCausal([len(whole)])).hidden_TD
         for position, guesses in told:

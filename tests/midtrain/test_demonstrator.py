@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+import sys
 
 import pytest
 
@@ -11,7 +12,7 @@ from stretto.harness.chat import Chat, call_text
 from stretto.harness.parse import Attempt
 from stretto.harness.toolbox.workspace import Workspace
 from stretto.harness.tools import run_call
-from stretto.midtrain.demonstrator import CONTEXT, careful, transcripts, visible
+from stretto.midtrain.demonstrator import CONTEXT, Endless, careful, transcripts, visible
 from stretto.records import CallStatus
 from stretto.sandbox.pool import BoxPool
 from stretto.tasks.repair import generate, mutants
@@ -63,3 +64,12 @@ async def _compare_with_a_box() -> None:
             await box.stop()
     finally:
         await pool.close()
+
+
+def test_an_edit_that_makes_an_endless_program_leaves_no_document() -> None:
+    repair = next(generate("train", 0))
+    before = sys.gettrace()
+    endless = (repair.fixed[0], "    grown = [0]", "    for one in grown: grown.append(one)")
+    with pytest.raises(Endless):
+        visible(repair, endless)
+    assert sys.gettrace() is before

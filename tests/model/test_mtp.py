@@ -47,6 +47,33 @@ def test_heads_round_trip_and_the_network_does_not_notice(name: str, tmp_path: P
     assert checkpoint.load_heads(tmp_path / "without") is None
 
 
+def test_heads_beside_a_network_are_found_and_its_files_stay(tmp_path: Path) -> None:
+    model, heads = network(), mtp.fresh(network())
+    checkpoint.save(model, tmp_path / "m")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()}
+    checkpoint.save_heads(heads, tmp_path / "m" / "mtp")
+    found = checkpoint.load_heads(tmp_path / "m")
+    assert found is not None and found.spec.mtp_layers == 1
+    for (key, one), (_, two) in zip(heads.state_dict().items(), found.state_dict().items(), strict=True):
+        assert torch.equal(one.bfloat16().float(), two), key
+    assert {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir() if path.is_file()} == before
+    assert checkpoint.load(tmp_path / "m").spec.mtp_layers == 0
+    checkpoint.save_heads(mtp.fresh(network("qwen3")), tmp_path / "m" / "mtp")
+    with pytest.raises(CheckpointError, match="heads of another network"):
+        checkpoint.load_heads(tmp_path / "m")
+
+
+def test_agreement_is_how_often_one_uniform_number_draws_the_same_of_both() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p_NV, q_NV = (torch.softmax(2 * torch.randn(3, 7, generator=generator), -1) for _ in range(2))
+    uniform_U = torch.rand(200_000, 1, dtype=torch.float64, generator=generator)
+    for p, q, found in zip(p_NV, q_NV, mtp.agreement(p_NV, q_NV), strict=True):
+        one, other = ((x.double().cumsum(0) <= uniform_U).sum(1) for x in (p, q))
+        assert float((one == other).double().mean()) == pytest.approx(float(found), abs=5e-3)
+        assert found <= torch.minimum(p, q).sum() + 1e-6
+    torch.testing.assert_close(mtp.agreement(p_NV, p_NV), torch.ones(3))
+
+
 def test_copies_of_embedding_and_head_are_not_read_and_a_missing_tensor_is_named(tmp_path: Path) -> None:
     model = network()
     checkpoint.save(model, tmp_path / "m", heads=mtp.fresh(model))
