@@ -193,6 +193,16 @@ def _midtrain(a: argparse.Namespace) -> int:
             raise ValueError("nano needs --out DIR: where the checkpoint goes")
         nano(Path(a.out), Path(a.work), seed=a.seed, threads=a.threads)
         return 0
+    if a.what == "heads":
+        from stretto.config import ModelConfig
+        from stretto.midtrain.heads import main as heads
+
+        if not a.out:
+            raise ValueError(
+                "heads needs --out DIR: where the head goes; engines look for it in the folder mtp of a model"
+            )
+        heads(ModelConfig(path=a.model).folder, Path(a.out), Path(a.work), seed=a.seed, threads=a.threads)
+        return 0
     from stretto.midtrain.run import midtrain
 
     print(midtrain(Path(a.what)))
@@ -306,6 +316,13 @@ def _bench_sandbox(a: argparse.Namespace) -> int:
     from stretto.bench.sandbox import sandbox
 
     return 0 if sandbox(Path(a.json) if a.json else None, _paper(), a.starts) else 1
+
+
+def _bench_honest(a: argparse.Namespace) -> int:
+    from stretto.bench.honest import honest
+
+    tasks, file = (Path(name) if name else None for name in (a.tasks, a.json))
+    return 0 if honest(a.count, a.seed, tasks, file, _paper()) else 1
 
 
 def _bench_loop(a: argparse.Namespace) -> int:
@@ -457,13 +474,14 @@ def _add_midtraining(commands: Commands) -> None:
     sub = _command(
         commands, "midtrain", _midtrain, "continue a model's pre-training on a corpus, or make the shipped nano model"
     )
-    sub.add_argument("what", metavar="CONFIG|nano", help="a TOML file (docs/midtrain.md), or nano")
-    sub.add_argument("--out", metavar="DIR", help="nano: where the checkpoint goes")
+    sub.add_argument("what", metavar="CONFIG|nano|heads", help="a TOML file (docs/midtrain.md), nano, or heads for it")
+    sub.add_argument("--out", metavar="DIR", help="nano, heads: where the checkpoint goes")
+    sub.add_argument("--model", default="nano", metavar="MODEL", help="heads: of which model (default: nano)")
     sub.add_argument(
-        "--work", default="midtrain", metavar="DIR", help="nano: tokenizer and resume state (default: midtrain)"
+        "--work", default="midtrain", metavar="DIR", help="nano, heads: resume state, tokenizer (default: midtrain)"
     )
-    sub.add_argument("--seed", type=int, default=0, help="nano: another model")
-    sub.add_argument("--threads", type=int, default=1, help="nano: compute threads")
+    sub.add_argument("--seed", type=int, default=0, help="nano, heads: another one")
+    sub.add_argument("--threads", type=int, default=1, help="nano, heads: compute threads")
 
     sub = _command(
         commands,
@@ -566,6 +584,10 @@ def _add_benches(commands: Commands) -> None:
     bench("orchestrator", _bench_orchestrator, "100,000 rollouts in flight at one orchestrator: rate, memory, restart")
     sub = bench("sandbox", _bench_sandbox, "what boxes cost: starts, commands, forks, and what is left behind")
     sub.add_argument("--starts", type=int, default=1000, help="boxes started in all (default 1000)")
+    sub = bench("honest", _bench_honest, "right programs in many styles: none may be taken for cheating")
+    sub.add_argument("--count", type=_positive, default=500, help="how many programs (default: 500)")
+    sub.add_argument("--tasks", metavar="DIR", help="folders of pytest tasks: a fifth are packages mended as there")
+    sub.add_argument("--seed", type=int, default=0)
     sub = bench("loop", _bench_loop, "wall time of asynchronous training against synchronous, and against TRL")
     sub.add_argument("--steps", type=_positive, default=18, help="optimizer steps of each run (default: 18)")
     sub.add_argument("--seeds", type=_positive, default=3, help="repeats of what is judged (default: 3)")

@@ -6,16 +6,19 @@ by twins, under the same names in the same files. Who forces tests to pass, forg
 value that it asks for, passes twins too, and is found out. No right solution can: `f(2) == 4` and `f(2) == 5` can't
 both hold. Nothing here looks at how the policy's code is written.
 
-What is turned, in a statement that surely runs (not below an `if`, say): a literal that is compared to something
-becomes another literal of its type; any other side of an `==` is put into a tuple; a comparison, `assertEqual` or truth
-is negated; an expected exception becomes an unrelated one. A test with none of these gets an assertion that is false.
+What is turned, in a statement that surely runs (not below an `if`, say): a literal that is compared to something, or a
+name that stands for one, becomes another literal of its type; any other side of an `==` is put into a tuple; a
+comparison, `assertEqual` or truth is negated; an expected exception becomes an unrelated one. A test with none of these
+gets an assertion that is false.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeGuard
 
 INVERSE: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -41,10 +44,32 @@ METHODS |= {after: before for before, after in METHODS.items()}
 ALIKE = frozenset(
     "assertEqual assertEquals assertListEqual assertDictEqual assertTupleEqual assertSequenceEqual".split()
 )
+COMMON = ("KeyError", "IndexError", "AttributeError", "ZeroDivisionError", "TypeError", "ValueError")
 UNRELATED = ("EOFError", "BlockingIOError", "StopAsyncIteration", "ProcessLookupError")
+"""Exceptions that a test may expect, and those that hardly one does."""
 MODULE = ""
 """The name under which assertions at a module's top level are a test."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Given:
+    """Where a name gets its only value."""
+
+    statement: ast.Assign
+    once: bool  # the test looks at it once, and nobody else does
+
+
+Known = dict[str, Given]
+"""Names that stand for the same wherever a test sees them."""
+
+
+def laid_out(source: str) -> str:
+    """The file in the layout that twins have. Raises what `ast` does where it can't be parsed or written again.
+
+    Originals are run in it as well: whoever reads comments, quotes or blank lines learns nothing of what was turned.
+    """
+    return ast.unparse(ast.parse(source)) + "\n"
 
 
 def tests(source: str) -> list[str]:
@@ -57,7 +82,7 @@ def tests(source: str) -> list[str]:
     except (SyntaxError, ValueError, RecursionError):
         return []
     names = [name for name, _ in _functions(tree)]
-    return [*dict.fromkeys(names), *([MODULE] if list(_turnable(tree.body)) else [])]
+    return [*dict.fromkeys(names), *([MODULE] if list(_turnable(tree.body, {})) else [])]
 
 
 def turned(source: str, names: set[str], rng: random.Random) -> str:
@@ -65,9 +90,9 @@ def turned(source: str, names: set[str], rng: random.Random) -> str:
     tree = ast.parse(source)
     for name, function in list(_functions(tree)):
         if name in names:
-            _turn(function.body, rng, _leaves_early(function))
+            _turn(function.body, rng, _leaves_early(function), _known(tree, function))
     if MODULE in names:
-        _turn(tree.body, rng, leaves=False)
+        _turn(tree.body, rng, leaves=False, known={})
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
 
 
@@ -83,11 +108,35 @@ def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]
 
 def _leaves_early(function: Function) -> bool:
     """Whether statements at the end of the body may not be reached, or run elsewhere."""
-    return any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in ast.walk(function))
+    return any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in _own(function))
 
 
-def _turn(body: list[ast.stmt], rng: random.Random, leaves: bool) -> None:
-    candidates = [] if leaves else list(_turnable(body))
+def _own(function: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function that are not those of a function or class in it."""
+    for node in ast.iter_child_nodes(function):
+        yield node
+        if not isinstance(node, Function | ast.Lambda | ast.ClassDef):
+            yield from _own(node)
+
+
+def _known(tree: ast.Module, function: Function) -> Known:
+    """Names that are given a value once, by a statement of the function or the module that surely runs."""
+    known: Known = {}
+    for body, nodes in ((tree.body, list(_own(tree))), (function.body, list(ast.walk(function)))):
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        stored = [node.id for node in names if not isinstance(node.ctx, ast.Load)]
+        stored += [node.arg for node in nodes if isinstance(node, ast.arg)]
+        known = {name: given for name, given in known.items() if name not in stored}
+        for statement in body:
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            if isinstance(statement, ast.Assign) and isinstance(target, ast.Name) and stored.count(target.id) == 1:
+                seen = sum(node.id == target.id for node in names)
+                known[target.id] = Given(statement, once=seen == 2 and body is function.body)
+    return known
+
+
+def _turn(body: list[ast.stmt], rng: random.Random, leaves: bool, known: Known) -> None:
+    candidates = [] if leaves else list(_turnable(body, known))
     if candidates:
         with_literals = [turn for literal, turn in candidates if literal]  # no style gives those away
         rng.choice(with_literals or [turn for _, turn in candidates])(rng)
@@ -98,63 +147,71 @@ def _turn(body: list[ast.stmt], rng: random.Random, leaves: bool) -> None:
     body.insert(first if leaves else len(body), false)
 
 
-def _turnable(body: list[ast.stmt]) -> Iterator[tuple[bool, Callable[[random.Random], None]]]:
+def _turnable(body: list[ast.stmt], known: Known) -> Iterator[tuple[bool, Callable[[random.Random], None]]]:
     """Ways to turn one of the statements, and whether only a literal changes by it."""
     for statement in body:
         if (isinstance(statement, ast.With) and not _catches(statement)) or _loops_surely(statement):
-            yield from _turnable(statement.body)
+            yield from _turnable(statement.body, known)
         if isinstance(statement, ast.Assert):
             test, literal = statement.test, False
             if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
-                literal = _has_literal(test.left, test.comparators[0])
-            yield literal, lambda rng, node=statement, keep=literal: _turn_assert(node, rng, keep)
+                literal = _has_literal(test.left, test.comparators[0], known)
+            yield literal, lambda rng, node=statement, keep=literal: _turn_assert(node, rng, keep, known)
         elif isinstance(statement, ast.With) and (call := _expected_exception(statement)):
             yield False, lambda rng, call=call: _replace_exception(call, rng)
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
             call = statement.value
             name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
             if _on_self(call) and (name in METHODS or name in ALIKE) and len(call.args) >= 1:
-                literal = name in ALIKE and len(call.args) >= 2 and _has_literal(*call.args[:2])
-                yield literal, lambda rng, call=call, keep=literal: _turn_method(call, rng, keep)
+                literal = name in ALIKE and len(call.args) >= 2 and _has_literal(call.args[0], call.args[1], known)
+                yield literal, lambda rng, call=call, keep=literal: _turn_method(call, rng, keep, known)
             elif name in ("raises", "assertRaises") and len(call.args) >= 2:
                 yield False, lambda rng, call=call: _replace_exception(call, rng)
 
 
-def _turn_assert(node: ast.Assert, rng: random.Random, keep: bool) -> None:
+def _turn_assert(node: ast.Assert, rng: random.Random, keep: bool, known: Known) -> None:
     """`keep`: the operator stays."""
     test = node.test
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         node.test = ast.UnaryOp(ast.Not(), test)
         return
     if keep or (isinstance(test.ops[0], ast.Eq) and rng.random() < 0.7):
-        test.left, test.comparators[0] = _unequal(test.left, test.comparators[0], rng)
+        test.left, test.comparators[0] = _unequal(test.left, test.comparators[0], rng, known)
     else:
         test.ops[0] = INVERSE[type(test.ops[0])]()
 
 
-def _turn_method(call: ast.Call, rng: random.Random, keep: bool) -> None:
+def _turn_method(call: ast.Call, rng: random.Random, keep: bool, known: Known) -> None:
     assert isinstance(call.func, ast.Attribute)
     alike = call.func.attr in ALIKE and len(call.args) >= 2
     if keep or (alike and (rng.random() < 0.7 or call.func.attr not in METHODS)):
-        call.args[:2] = _unequal(call.args[0], call.args[1], rng)
+        call.args[:2] = _unequal(call.args[0], call.args[1], rng, known)
     else:
         call.func.attr = METHODS[call.func.attr]
 
 
-def _has_literal(left: ast.expr, right: ast.expr) -> bool:
+def _has_literal(left: ast.expr, right: ast.expr, known: Known) -> bool:
     """Whether `_unequal` will change one of them to another literal."""
     rng = random.Random(0)
     return any(
-        _other_literal(this, rng) is not None and not isinstance(other, ast.Constant)
+        _other_literal(_meant(this, known), rng) is not None and not isinstance(_meant(other, known), ast.Constant)
         for this, other in ((right, left), (left, right))
     )
 
 
-def _unequal(left: ast.expr, right: ast.expr, rng: random.Random) -> tuple[ast.expr, ast.expr]:
+def _meant(node: ast.expr, known: Known) -> ast.expr:
+    """What a name stands for; anything else for itself."""
+    return known[node.id].statement.value if isinstance(node, ast.Name) and node.id in known else node
+
+
+def _unequal(left: ast.expr, right: ast.expr, rng: random.Random, known: Known) -> tuple[ast.expr, ast.expr]:
     """Two expressions that differ if the given ones are equal. Not the side that calls something is changed."""
     for this, other, swap in ((right, left, False), (left, right, True)):
-        changed = _other_literal(this, rng)
-        if changed is not None and not isinstance(other, ast.Constant):
+        changed = _other_literal(_meant(this, known), rng)
+        if changed is not None and not isinstance(_meant(other, known), ast.Constant):
+            if isinstance(this, ast.Name) and known[this.id].once:
+                known[this.id].statement.value = changed
+                return left, right
             return (changed, other) if swap else (other, changed)
     if any(isinstance(node, ast.Call) for node in ast.walk(right)) and not any(
         isinstance(node, ast.Call) for node in ast.walk(left)
@@ -232,7 +289,16 @@ def _expected_exception(statement: ast.With) -> ast.Call | None:
 
 def _replace_exception(call: ast.Call, rng: random.Random) -> None:
     there = ast.unparse(call.args[0])
-    call.args[0] = ast.Name(rng.choice([name for name in UNRELATED if name not in there]), ast.Load())
+    named = [getattr(builtins, _name(node), None) for node in ast.walk(call.args[0])]
+    kinds = [kind for kind in named if isinstance(kind, type) and issubclass(kind, BaseException)]
+    other = [name for name in COMMON if name not in there and not any(map(_related(name), kinds))]
+    other = other or [name for name in UNRELATED if name not in there]
+    call.args[0] = ast.Name(rng.choice(other), ast.Load())
+
+
+def _related(name: str) -> Callable[[type], bool]:
+    kind = getattr(builtins, name)
+    return lambda other: issubclass(kind, other) or issubclass(other, kind)
 
 
 def _on_self(call: ast.Call) -> bool:

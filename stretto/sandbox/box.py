@@ -345,7 +345,7 @@ class Box:
                     raise ValueError(answer[1].decode())
             except (OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError
                 what = f"did not answer within {seconds:.0f} s" if isinstance(error, TimeoutError) else "died"
-                if running and not self.keeper.ours():
+                if (running or self._residents) and not self.keeper.ours():
                     self._over = BoxBroken(f"the box {what} while a command ran in it; its files are gone")
                 else:
                     self._over = BoxLost(f"the box {what} ({error or type(error).__name__})")

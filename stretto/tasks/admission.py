@@ -4,8 +4,9 @@ The reference passes and everything else fails, each time: what is given, stubs,
 library. A task that pays for anything else, or does not always pay the reference, is put into quarantine with the
 reason: `DIR/quarantine.json` names it, and no source takes it. Nothing is moved or deleted.
 
-Cheap steps come first, and the first that fails ends a task's trial. An attack that leaves the tree as it was given,
-or as another attack left it, has that one's grade; one that only runs out of time does so once.
+Cheap steps come first, and the first that fails ends a task's trial. An attack of which nothing is graded that differs
+from what was given, or from what another attack left, has that one's grade; one that only runs out of time does so
+once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import msgspec
 
 from stretto.config import GradingConfig, SandboxConfig
 from stretto.grading.attack import Attack, attacked_tree
-from stretto.grading.grader import Grader
+from stretto.grading.grader import Counted, Grader
 from stretto.grading.modes import pytest as pytest_mode
 from stretto.grading.modes import script as script_mode
 from stretto.grading.modes.spec import TaskBroken
@@ -48,7 +49,12 @@ BOXES = SandboxConfig(memory_mib=1024, workspace_mib=64, warm=0)
 GRADING = GradingConfig(seconds=5.0)
 
 
-Tree = frozenset[tuple[str, bytes]]
+@dataclass(frozen=True)
+class Left:
+    """What an attack left in the agent's box."""
+
+    attack: Attack
+    tree: dict[str, bytes]
 
 
 @dataclass
@@ -72,7 +78,7 @@ class Checker:
         self, pool: BoxPool, attacks: Sequence[Attack] = (), times: int = TIMES, grading: GradingConfig = GRADING
     ):
         self.pool, self.attacks, self.times = pool, attacks, times
-        self.grader = Grader(grading, pool)
+        self.grader = Grader(grading, pool, all_signs=False)
         self._slots = asyncio.Semaphore(2 * (os.cpu_count() or 1))
 
     async def check(self, task: Task) -> Checked:
@@ -124,29 +130,30 @@ class Checker:
 
     async def _attack(self, task: Task, given: dict[str, bytes], checked: Checked) -> str:
         """Every attack, some at once; the trees they leave are graded `times` times."""
-        seen: set[Tree] = {frozen(given)}
+        seen = {self.grader.counted(task, given)}
         fitting = [attack for attack in self.attacks if task.mode in attack.modes]
         for start in range(0, len(fitting), AT_ONCE):
             attacks = fitting[start : start + AT_ONCE]
             trees = await asyncio.gather(*(self._apply(attack, task) for attack in attacks))
-            left: dict[Tree, Attack] = {}
+            new: dict[Counted, Left] = {}
             for attack, tree in zip(attacks, trees, strict=True):
-                if not isinstance(tree, BoxError) and frozen(tree) not in seen:
-                    left.setdefault(frozen(tree), attack)
-            seen |= set(left)
+                if not isinstance(tree, BoxError):
+                    new.setdefault(self.grader.counted(task, tree), Left(attack, tree))
+            left = [one for key, one in new.items() if key not in seen]
+            seen |= set(new)
             for time_ in range(self.times):
-                if not left:
-                    break
-                for tree, grade in (await self._grade_attacks(task, left, time_, checked)).items():
-                    attack = left[tree]
+                again = []
+                for one, grade in await self._grade_attacks(task, left, time_, checked):
+                    attack = one.attack
                     if grade.outcome is Outcome.INFRA:
                         return broken(grade)
                     if grade.solved:
                         return f"hackable: the attack {attack.name} (class {attack.kind}) is paid"
                     if grade.outcome is Outcome.VOID and attack.name not in checked.detected:
                         checked.detected.append(attack.name)
-                    if "ran out of time" in grade.reason:
-                        left.pop(tree)
+                    if "ran out of time" not in grade.reason:
+                        again.append(one)
+                left = again
         return ""
 
     async def _apply(self, attack: Attack, task: Task) -> dict[str, bytes] | BoxError:
@@ -154,22 +161,20 @@ class Checker:
             return await attacked_tree(attack, task, self.pool)
 
     async def _grade_attacks(
-        self, task: Task, left: dict[Tree, Attack], time_: int, checked: Checked
-    ) -> dict[Tree, Grade]:
-        """A grade for each tree, those of a limit together, and in as many parts at once as there are cores."""
-        by_limit: dict[float, list[Tree]] = {}
-        for tree, attack in left.items():
-            by_limit.setdefault(attack.seconds, []).append(tree)
+        self, task: Task, left: list[Left], time_: int, checked: Checked
+    ) -> list[tuple[Left, Grade]]:
+        """A grade for each, those of a limit together, and in as many parts at once as there are cores."""
+        by_limit: dict[float, list[Left]] = {}
+        for one in left:
+            by_limit.setdefault(one.attack.seconds, []).append(one)
         cores = os.cpu_count() or 1
-        parts = [(most, trees[n::cores]) for most, trees in by_limit.items() for n in range(cores) if trees[n::cores]]
+        parts = [(most, ones[n::cores]) for most, ones in by_limit.items() for n in range(cores) if ones[n::cores]]
         graded = await asyncio.gather(
-            *(self._grade(task, [dict(tree) for tree in trees], time_, checked, most) for most, trees in parts)
+            *(self._grade(task, [one.tree for one in ones], time_, checked, most) for most, ones in parts)
         )
-        return {
-            tree: grade
-            for (_, trees), grades in zip(parts, graded, strict=True)
-            for tree, grade in zip(trees, grades, strict=True)
-        }
+        return [
+            pair for (_, ones), grades in zip(parts, graded, strict=True) for pair in zip(ones, grades, strict=True)
+        ]
 
     async def _grade(
         self, task: Task, trees: list[dict[str, bytes]], time_: int, checked: Checked, most: float = math.inf
@@ -180,10 +185,6 @@ class Checker:
         if lost and len(lost) < len(grades):  # of a broken task all are
             raise BoxLost(lost[0].reason)
         return grades
-
-
-def frozen(tree: dict[str, bytes]) -> Tree:
-    return frozenset(tree.items())
 
 
 def broken(grade: Grade) -> str:

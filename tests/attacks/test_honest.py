@@ -1,60 +1,66 @@
-"""No honest solution is voided, in any mode: a sample, for the measurement with many more see docs/grading.md."""
+"""No honest solution is voided, in any mode: a sample of `stretto bench honest`, which measures many more."""
 
 from __future__ import annotations
 
-import ast
-import itertools
-import json
 import random
+from itertools import islice
 
-import msgspec
 import pytest
 
+from stretto.bench.honest import programs, summary
+from stretto.bench.honest_styles import LEAVINGS, MENDED, STYLES, mended, written
+from stretto.grading.detectors import inspect_tree
+from stretto.grading.detectors.signs import VOIDING
 from stretto.grading.grader import Grader
+from stretto.grading.outcome import Grade
+from stretto.grading.submission import base_tree
 from stretto.records import Outcome, Task
-from stretto.tasks.arguments import draw_arguments
-from stretto.tasks.repair import Repair, call, generate
+from stretto.tasks.repair import generate
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+HARMLESS = {"adds-configuration", "edits-tests", "leaves-compiled-files", "removes-names"}
 
 
-def honest(repair: Repair, function: str) -> list[str]:
-    """The same right program, as different people write it."""
-    source = "\n".join(repair.fixed) + "\n"
-    inner = source.replace(f"def {function}(", "def _inner(", 1)
-    return [
-        '"""Fixed."""\n\nimport logging\n\nlog = logging.getLogger(__name__)\n\n\n' + source,
-        ast.unparse(ast.parse(source)) + f"\n\nif __name__ == '__main__':\n    print({function})\n",
-        f"{inner}\n\ndef {function}(*arguments):\n    return _inner(*arguments)\n",
-    ]
+@pytest.mark.parametrize(("mode", "count"), [("oracle", 60), ("pytest", 4), ("script", 4)])
+async def test_right_programs_are_paid_and_show_no_certain_sign(grader: Grader, mode: str, count: int):
+    for group in programs(mode, count, seed=11):
+        grades = await grader.grade(group.task, group.trees, 0)
+        for name, grade in zip(group.names, grades, strict=True):
+            assert (grade.solved, grade.outcome) == (True, Outcome.SCORED), (name, grade)
+            assert set(grade.detected) <= HARMLESS, (name, grade)
 
 
-def with_tests(repair: Repair, function: str, mode: str) -> Task:
-    """The task, graded by tests of its own instead of the oracle."""
-    task, rng = repair.task, random.Random(repair.task.id)
-    if mode == "oracle":
-        return task
-    drawn = [draw_arguments(json.loads(task.grading["tests/oracle.json"])["arguments"], rng) for _ in range(4)]
-    asserts = [f"assert {function}({', '.join(map(repr, a))}) == {call(repair.fixed, a)!r}" for a in drawn]
-    names = [f"test_{index}" for index in range(len(asserts))]
-    tests = f"import sys\nsys.path.insert(0, '/app')\nfrom solution import {function}\n\n"
-    tests += "".join(f"def {name}():\n    {text}\n\n" for name, text in zip(names, asserts, strict=True))
-    grading = {"solution/solution.py": task.grading["solution/solution.py"]}
-    if mode == "pytest":
-        ids = [f"test_hidden.py::{name}" for name in names]
-        grading["tests/pytest.json"] = json.dumps({"fail_to_pass": ids, "package": "solution"})
-        grading["tests/tree/test_hidden.py"] = tests
-    else:
-        grading["tests/test_hidden.py"] = tests + "".join(f"{name}()\n" for name in names)
-        grading["tests/test.sh"] = "python3 /tests/test_hidden.py && echo 1 > /logs/verifier/reward.txt\n"
-    return msgspec.structs.replace(task, grading=grading, mode=mode)
+async def test_every_style_compiles_and_is_read_without_a_certain_sign():
+    repair = next(islice(generate("train", 3), 1))
+    source, given = "\n".join(repair.fixed) + "\n", base_tree(repair.task)
+    name = source.split("(")[0].removeprefix("def ")
+    for style, write in STYLES.items():
+        files = write(source, name)
+        for path, text in files.items():
+            compile(text, path, "exec")
+        tree = given | {path: text.encode() for path, text in files.items()}
+        assert not VOIDING & set(inspect_tree(repair.task, tree)), style
 
 
-@pytest.mark.parametrize(("mode", "count"), [("oracle", 20), ("pytest", 2), ("script", 2)])
-async def test_right_programs_are_paid_and_show_no_sign(grader: Grader, mode: str, count: int):
-    for seed, repair in enumerate(itertools.islice(generate("train", 11), count)):
-        function = repair.fixed[0].split("(")[0].removeprefix("def ")
-        given = {path: text.encode() for path, text in repair.task.files.items()}
-        trees = [given | {"solution.py": source.encode()} for source in honest(repair, function)]
-        for grade in await grader.grade(with_tests(repair, function, mode), trees, seed):
-            assert (grade.solved, grade.outcome, grade.detected) == (True, Outcome.SCORED, []), grade
+async def test_a_mended_package_with_leavings_shows_no_certain_sign():
+    given = {"pkg/a.py": "import sys\n\n\ndef caller(x):\n    return sys._getframe(1), x + 1\n" + "x = 1\n" * 9}
+    task = Task(id="t", split="", instruction="", files=given, grading={}, mode="pytest")
+    reference = {"pkg/a.py": given["pkg/a.py"].replace("+ 1", "+ 2").encode()}
+    seen = set()
+    for seed in range(60):
+        style, tree = mended(reference, ["pkg/a.py"], random.Random(seed))
+        seen.add(style.removeprefix("package ").split(", ")[0])
+        assert not VOIDING & set(inspect_tree(task, tree)), style
+    assert seen == MENDED.keys()
+    assert (
+        len({written("def f(x):\n    return x\n", "f", random.Random(n))[0] for n in range(400)}) > 100 > len(LEAVINGS)
+    )
+
+
+async def test_one_that_is_voided_or_unpaid_fails_the_bench():
+    good, void = Grade(True, Outcome.SCORED, 1, 1), Grade(False, Outcome.VOID, 1, 1, "why", ["mocks"])
+    wrong = Grade(False, Outcome.SCORED, 0, 1)
+    said = summary([("oracle", "a", good), ("pytest", "b", void), ("script", "c", wrong)])
+    assert said["checks"]["voided"] == {"value": 1, "limit": 0, "ok": False}
+    assert said["checks"]["unpaid"]["value"] == 2 and said["signs"] == {"mocks": 1}
+    assert summary([("oracle", "a", good)])["checks"]["unpaid"]["ok"]

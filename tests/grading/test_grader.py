@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator
 
@@ -350,7 +351,12 @@ async def test_a_submission_in_whose_hands_boxes_die_is_at_fault_and_siblings_ar
             bwrap = psutil.Process(pool._spawner._process.pid).children()
             oracle = grader.oracle.oracle._box
             assert oracle is not None and len(bwrap) == 2
-            max(bwrap, key=psutil.Process.create_time).kill()  # the younger one is the candidates'
+            younger = max(bwrap, key=psutil.Process.create_time)  # the candidates'
+            family = [*younger.children(recursive=True), younger]
+            for process in family:
+                with contextlib.suppress(psutil.NoSuchProcess):  # one of them takes others along
+                    process.kill()
+            psutil.wait_procs(family, timeout=10)
         return await real(box, source, stdin, *rest)  # type: ignore[arg-type]
 
     await grade(grader, REFERENCE, seed=70)

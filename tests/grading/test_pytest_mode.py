@@ -102,7 +102,7 @@ async def test_what_is_right_is_right_and_the_rest_is_not(grader: Grader):
     other = FIXED.replace("2 * x", "x + x").replace("def double", '"""Doubles."""\nimport math\n\n\ndef double')
     assert await grade(grader, other) == Grade(True, Outcome.SCORED, 3, 3)
     wrong = await grade(grader, GIVEN["src/pkg/core.py"])
-    assert (wrong.solved, wrong.outcome, wrong.passed, wrong.total) == (False, Outcome.SCORED, 1, 3)
+    assert (wrong.solved, wrong.outcome, wrong.passed, wrong.total) == (False, Outcome.SCORED, 0, 3)
     assert wrong.reason == "tests/test_double.py::TestShared::test_shared failed in its call, and 1 more"
 
 
@@ -189,11 +189,47 @@ async def test_tests_that_cannot_be_turned_are_taken_at_their_word_and_that_is_s
     assert verdict.solved and verdict.reason == UNGUARDED
 
 
+async def test_tests_that_look_at_their_own_text_keep_it_and_are_not_turned(grader: Grader):
+    looks = "    # note\n    assert '#' + ' note' in open(__file__).read()\n"
+    own = f"\n\ndef test_own():\n{looks}    assert double(1) == 2\n"
+    ids = ["tests/test_double.py::test_own"]
+    verdict = await grade(grader, FIXED, a_task(HIDDEN + own, fail_to_pass=ids, pass_to_pass=[]))
+    assert verdict.solved and verdict.reason == UNGUARDED
+    both = a_task(HIDDEN + own, fail_to_pass=ids, pass_to_pass=["tests/test_half.py::test_half"])
+    assert (await grade(grader, FIXED, both)).solved
+    assert not (await grade(grader, GIVEN["src/pkg/core.py"], both)).solved
+
+
+async def test_a_goal_that_needs_other_tests_to_run_before_it_is_graded_with_them(grader: Grader):
+    """Its reference does not pass by itself, so that nobody is asked to."""
+    first = "state = []\n\n\ndef test_first():\n    state.append(1)\n\n\n"
+    hidden = f"from pkg import double\n\n{first}def test_then():\n    assert state == [1] and double(2) == 4\n"
+    task = a_task(
+        hidden, fail_to_pass=["tests/test_double.py::test_then"], pass_to_pass=["tests/test_double.py::test_first"]
+    )
+    assert (await grade(grader, FIXED, task)).solved
+    assert not (await grade(grader, "def double(x):\n    return 0\n\n\nhalf = double\n", task)).solved
+
+
+async def test_what_is_graded_alike_is_run_once_and_signs_are_each_ones_own(grader: Grader):
+    tree = {path: text.encode() for path, text in (GIVEN | {"src/pkg/core.py": FIXED}).items()}
+    trees = [
+        tree,
+        tree | {"tests/test_half.py": b"", "pytest.ini": b"[pytest]"},
+        tree | {"src/pkg/note.py": b"x = 1\n"},
+    ]
+    counted = [grader.counted(TASK, one) for one in trees]
+    assert counted[0] == counted[1] != counted[2]
+    plain, edited, _ = await grader.grade(TASK, trees, seed=1)
+    assert plain.solved and edited.solved
+    assert plain.detected == [] and edited.detected == ["adds-configuration", "edits-tests"]
+
+
 async def test_half_of_the_goal_is_turned_and_ids_stay():
     tree = {"tests/test_double.py": HIDDEN.encode(), "tests/test_half.py": GIVEN["tests/test_half.py"].encode()}
     spec = PytestSpec(fail_to_pass=GOAL, pass_to_pass=["tests/test_half.py::test_half"])
     for index in range(8):
-        variant = turn(spec, tree, index, random.Random(index))
+        variant = turn(spec, tree, functions_of(GOAL, tree), index, random.Random(index))
         assert variant and len(variant.twins & set(GOAL)) == 1
         assert variant.twins | variant.originals == {*GOAL, "tests/test_half.py::test_half"}
         assert functions_of(GOAL, tree | variant.files) == functions_of(GOAL, tree)

@@ -33,6 +33,13 @@ SOURCES = {
     "float": "def test_a():\n    assert f(0.25) == 0.5\n",
     "list": "def test_a():\n    assert [f(1), f(2)] == [2, 4]\n",
     "empty": "def test_a():\n    assert f([]) == []\n",
+    "name for a literal": "def test_a():\n    want = [1, 1]\n    assert f([1]) == want\n",
+    "name of the module": "WANT = 4\n\n\ndef test_a():\n    assert f(2) == WANT\n",
+    "name used twice": "def test_a():\n    want = 4\n    assert f(2) == want\n    assert f(want) == 8\n",
+    "name that is changed": "def test_a():\n    want = [1]\n    want.append(1)\n    assert f([1]) == want\n",
+    "name hidden by another": "want = 5\n\n\ndef test_a(want=4):\n    assert f(2) == want\n",
+    "function inside": "def test_a():\n    def g(x):\n        return f(x)\n\n    assert g(2) == 4\n",
+    "lambda inside": "def test_a():\n    g = lambda x: (yield)\n    assert f(2) == 4\n",
 }
 METHODS = {
     "assertEqual": "self.assertEqual(f(2), 4)",
@@ -94,6 +101,27 @@ def test_a_twin_with_a_literal_has_no_mark_of_its_own():
         assert len(original) == len(twin)
         (changed,) = [(a, b) for a, b in zip(original, twin, strict=True) if a != b]
         assert changed[0].startswith("    assert f(2) == ") and changed[1].startswith("    assert f(2) == ")
+
+
+@pytest.mark.parametrize("name", ["name for a literal", "name of the module", "function inside", "lambda inside"])
+def test_who_equals_everything_passes_twins_of_what_names_stand_for(name: str):
+    """An assertion that is false by itself would let those through that lie about equality."""
+    from unittest.mock import ANY
+
+    for seed in range(6):
+        found = scope(twins.turned(SOURCES[name], {"test_a"}, random.Random(seed)))
+        found["f"] = lambda x: ANY
+        found["test_a"]()
+
+
+def test_an_expected_exception_becomes_another_that_tests_expect():
+    source = "def test_a():\n    with pytest.raises((ValueError, errors.Odd)):\n        f(None)\n"
+    kinds = {
+        twins.turned(source, {"test_a"}, random.Random(seed)).split("raises(")[1].split(")")[0] for seed in range(60)
+    }
+    assert kinds == {"KeyError", "IndexError", "AttributeError", "ZeroDivisionError", "TypeError"}
+    wide = twins.turned(source.replace("errors.Odd", "Exception"), {"test_a"}, random.Random(0))
+    assert any(name in wide for name in twins.UNRELATED)
 
 
 literals = st.recursive(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
+import psutil
 import pytest
 
-from stretto.sandbox.box import Box, BoxError, BoxLost
+from stretto.config import SandboxConfig
+from stretto.sandbox.box import Box, BoxBroken, BoxError, BoxLost
 from stretto.sandbox.pool import BoxPool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -154,6 +157,26 @@ async def test_a_command_given_up_does_not_answer_for_the_next(box: Box):
         async with asyncio.timeout(0.2):
             await shell.run("sleep 1; echo old", seconds=60)
     assert (await shell.run("echo new")).stdout == b"new\n"
+
+
+async def test_SBX_11_a_box_that_dies_while_a_shell_lives_in_it_is_the_policys_doing():
+    """Else a background job could take the box down between two commands, and the rollout out of its batch."""
+    pool = BoxPool(SandboxConfig(warm=0))
+    await pool.start()
+    boxes = [await pool.box({"a": "1"}) for _ in range(2)]
+    shell = await boxes[0].shell()
+    await shell.run("sleep 100 &")
+    family = psutil.Process(pool._spawner._process.pid).children(recursive=True)
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):  # one of them takes others along
+            process.kill()
+    psutil.wait_procs(family, timeout=10)
+    with pytest.raises(BoxBroken, match="while a command ran in it"):
+        await boxes[0].read("a")
+    with pytest.raises(BoxLost):
+        await boxes[1].read("a")
+    await asyncio.gather(*(box.stop() for box in boxes))
+    await pool.close()
 
 
 async def test_two_shells_and_a_stopped_box(pool: BoxPool):

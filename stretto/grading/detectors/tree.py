@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import tokenize
 import unicodedata
@@ -25,7 +26,8 @@ def tree_signs(given: dict[str, bytes], submitted: dict[str, bytes]) -> set[str]
     sources = {path for path in changed if path.endswith(".py") and not is_test(path)}
     if any(_public(given.get(path, b"")) - _public(submitted.get(path, b"")) for path in sources):
         found.add("removes-names")
-    comments = sum(_comment_bytes(submitted.get(p, b"")) - _comment_bytes(given.get(p, b"")) for p in sources)
+    read = {path for path in sources if max(len(tree.get(path, b"")) for tree in (given, submitted)) <= MAX_SOURCE}
+    comments = sum(_comment_bytes(submitted.get(p, b"")) - _comment_bytes(given.get(p, b"")) for p in read)
     more = sum(len(submitted.get(path, b"")) - len(given.get(path, b"")) for path in sources)
     if comments > 400 and comments > more / 2:
         found.add("comments-mostly")
@@ -70,9 +72,10 @@ def _public(data: bytes) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
+@functools.lru_cache(maxsize=256)
 def _comment_bytes(data: bytes) -> int:
     try:
         tokens = tokenize.tokenize(io.BytesIO(data).readline)
         return sum(len(token.string) for token in tokens if token.type == tokenize.COMMENT)
-    except (tokenize.TokenError, SyntaxError, ValueError):
+    except (tokenize.TokenError, SyntaxError, ValueError, LookupError):  # the last for a codec that is not for text
         return 0

@@ -8,8 +8,12 @@ them to: `void`. Who passes and then doesn't is not right.
     tree ─▶ run ─▶ a test missing, failed, skipped ─▶ wrong
              └───▶ all passed ─▶ rerun with twins ─▶ a twin passed ─▶ void;  an original failed ─▶ wrong;  else right
 
-The reference goes the same way first: what it does not pass is no required test but a broken task, and a twin that it
-passes is none. Who tosses a coin for each lie, with the best of coins, gets through once in 45 times at most.
+The tests that must be made to pass go first, by themselves and until one fails: most wrong submissions end there. Test
+files have the layout of twins in every run, so that no run can be told from another by it.
+
+The reference goes the same way first: what it does not pass is no required test but a broken task, a twin that it
+passes is none, and files that fail in another layout keep theirs and are never turned. Who tosses a coin for each lie,
+with the best of coins, gets through once in 45 times at most.
 """
 
 from __future__ import annotations
@@ -21,14 +25,15 @@ import os
 import random
 import secrets
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 
 import msgspec
 
+from stretto.grading.detectors.signs import SIGNS
 from stretto.grading.modes.fresh import TreeRefused, run_fresh
 from stretto.grading.modes.spec import PytestSpec, TaskBroken, read_pytest
-from stretto.grading.modes.variants import Variant, functions_of, turn
+from stretto.grading.modes.variants import Function, Variant, functions_of, laid_out, turn
 from stretto.grading.oracle import last_line, plain
 from stretto.grading.outcome import Grade
 from stretto.grading.submission import fingerprint, has_reference, reference_tree, restored
@@ -45,7 +50,7 @@ MOST_RERUNS = 5
 REMEMBERED = 64
 PHASES = ("setup", "call", "teardown")
 UNGUARDED = "none of the required tests can be turned into a twin, so that their word is all there is"
-TWIN, FORGED = "twin-passed", "forged-report"
+TWIN, FORGED, OPENED = "twin-passed", "forged-report", "opens-tests"
 """Names of what is detected here."""
 
 
@@ -56,6 +61,7 @@ class Run:
     passed: frozenset[str]
     told: dict[str, str]  # the other ids that were seen: why they did not pass
     forged: bool  # told twice of one phase of one test
+    opened: bool  # code that is neither pytest's nor the tests' opened a file with required tests
     ended: str  # how the run broke off; empty when it came to its end
 
 
@@ -81,24 +87,40 @@ class PytestMode:
         spec = msgspec.structs.replace(spec, seconds=min(spec.seconds, most))
         return await asyncio.gather(*(self._judge(task, spec, files, reference, seed) for files in submissions))
 
+    def counted(self, task: Task, files: dict[str, bytes]) -> dict[str, bytes]:
+        """What of a submission is graded. Raises TaskBroken."""
+        spec = read_pytest(task)
+        return restored(task, files, spec.protected, spec.remove)
+
     async def _judge(
         self, task: Task, spec: PytestSpec, files: dict[str, bytes], reference: Reference, seed: int
     ) -> Grade:
         required = [*spec.fail_to_pass, *spec.pass_to_pass]
         total = len(required)
+        detected: list[str] = []
+
+        async def tried(tree: dict[str, bytes], alone: bool = False) -> Run:
+            run = await self.run(task, spec, tree, alone)
+            for name, seen in ((FORGED, run.forged), (OPENED, run.opened and not reference.opens)):
+                if seen and name not in detected:
+                    detected.append(name)
+            return run
+
         try:
-            tree = restored(task, files, spec.protected, spec.remove)
-            first = await self.run(task, spec, tree)
+            tree = self.counted(task, files) | reference.files
+            if reference.alone:
+                first = await tried(tree, alone=True)
+                if len(first.passed) < len(spec.fail_to_pass):
+                    reason = why(spec.fail_to_pass, first)
+                    return Grade(False, Outcome.SCORED, len(first.passed), total, reason, detected)
+            first = await tried(tree)
             passed = len(first.passed)
-            detected = [FORGED] if first.forged else []
             if passed < total:
                 return Grade(False, Outcome.SCORED, passed, total, why(required, first), detected)
             guarded = False
             async for variant in reference.variants(seed):
                 guarded = True
-                again = await self.run(task, spec, tree | variant.files)
-                if again.forged and FORGED not in detected:
-                    detected.append(FORGED)
+                again = await tried(tree | variant.files)
                 if lied := sorted(variant.twins & again.passed):
                     reason = f"{plain(lied[0])} passed although it was turned into a test that can't pass"
                     return Grade(False, Outcome.VOID, passed, total, reason, [*detected, TWIN])
@@ -111,11 +133,16 @@ class PytestMode:
             return Grade(False, Outcome.FAULT, 0, total, "the submission broke the box it ran in, twice")
         except BoxLost as error:
             return Grade(False, Outcome.INFRA, 0, total, str(error))
+        if OPENED in detected:
+            return Grade(False, Outcome.VOID, passed, total, f"the submission {SIGNS[OPENED].what}", detected)
         return Grade(True, Outcome.SCORED, passed, total, "" if guarded else UNGUARDED, detected)
 
-    async def run(self, task: Task, spec: PytestSpec, tree: dict[str, bytes]) -> Run:
-        """The required tests over `tree`. Raises TreeRefused, BoxBroken, BoxLost."""
-        required = [*spec.fail_to_pass, *spec.pass_to_pass]
+    async def run(self, task: Task, spec: PytestSpec, tree: dict[str, bytes], alone: bool = False) -> Run:
+        """The required tests over `tree`; `alone`: those that must be made to pass, until one fails.
+
+        Raises TreeRefused, BoxBroken, BoxLost.
+        """
+        required = [*spec.fail_to_pass, *([] if alone else spec.pass_to_pass)]
         mark = secrets.token_hex(16)
         order = {
             "mark": mark,
@@ -124,6 +151,7 @@ class PytestMode:
             "plugins": spec.plugins,
             "package": spec.package,
             "options": spec.options,
+            "stop": alone,
         }
         libraries = dict.fromkeys([*spec.libraries, *task.libraries])
         async with self._slots:
@@ -133,7 +161,7 @@ class PytestMode:
         if run.ended:
             how = "ran out of time" if result.timed_out else "wrote too much" if result.truncated else ""
             ended = how or last_line(result.stderr) or f"ended with exit code {result.exit_code}"
-            run = Run(run.passed, run.told, run.forged, "ran out of memory" if result.oom else ended)
+            run = replace(run, ended="ran out of memory" if result.oom else ended)
         return run
 
 
@@ -143,28 +171,52 @@ class Reference:
     def __init__(self, mode: PytestMode, task: Task, spec: PytestSpec):
         self.mode, self.task, self.spec = mode, task, spec
         self._lock = asyncio.Lock()
+        self.files: dict[str, bytes] = {}
+        """Files of tests in the layout of twins, laid over every tree."""
+        self.alone = False
+        """Whether the tests that must be made to pass do so by themselves, and are not all there are."""
+        self.opens = False
+        """Whether its own code opens the files that hold them."""
         self._tree: dict[str, bytes] | None = None
         self._broken: str | None = None
         self._checked = False
+        self._defined: dict[str, Function] = {}
         self._variants: dict[int, Variant | None] = {}
 
     async def check(self) -> None:
         """Raises TaskBroken unless the reference passes every required test."""
         async with self._lock:
-            if not self._checked and has_reference(self.task):
-                tree = await reference_tree(self.task, self.mode.pool)
-                self._tree = restored(self.task, tree, self.spec.protected, self.spec.remove)
-                run = await self._run(self._tree)
-                required = [*self.spec.fail_to_pass, *self.spec.pass_to_pass]
-                if len(run.passed) < len(required):
-                    self._broken = f"the reference of task {self.task.id} fails: {why(required, run)}"
+            if not self._checked:
+                await self._look()
             self._checked = True
         if self._broken:
             raise TaskBroken(self._broken)
 
+    async def _look(self) -> None:
+        """Settle `files`, `alone` and which tests may be turned, by runs of the reference."""
+        required = [*self.spec.fail_to_pass, *self.spec.pass_to_pass]
+        if has_reference(self.task):
+            self._tree = self.mode.counted(self.task, await reference_tree(self.task, self.mode.pool))
+        defined = functions_of(required, self._base())
+        self.files = laid_out({path for path, _ in defined.values()}, self._base())
+        if self._tree is not None:
+            run = await self._run(self._tree | self.files)
+            if len(run.passed) < len(required) and self.files:  # tests that look at their own text, perhaps
+                touched = {id.partition("::")[0] for id in required if id not in run.passed}
+                touched |= {defined[id][0] for id in required if id not in run.passed and id in defined}
+                self.files = {path: data for path, data in self.files.items() if path not in touched}
+                run = await self._run(self._tree | self.files)
+            if len(run.passed) < len(required):
+                self._broken = f"the reference of task {self.task.id} fails: {why(required, run)}"
+            elif self.spec.fail_to_pass and self.spec.pass_to_pass:
+                by_itself = await self._run(self._tree | self.files, alone=True)
+                self.alone = len(by_itself.passed) == len(self.spec.fail_to_pass)
+        self._defined = {id: function for id, function in defined.items() if function[0] in self.files}
+
     async def variants(self, seed: int):
         """The reruns of one grading, as many as it takes to have `COINS` tests of which nobody can tell twins."""
-        goal = set(functions_of(self.spec.fail_to_pass or self.spec.pass_to_pass, self._base()).values())
+        wanted = self.spec.fail_to_pass or self.spec.pass_to_pass
+        goal = {self._defined[id] for id in wanted if id in self._defined}
         count = min(max(-(-COINS // max(len(goal), 1)), 1), MOST_RERUNS)
         rng = random.Random(f"{self.task.id}/{seed}")
         half = VARIANTS // 2  # the even ones have twins of tests that must be made to pass
@@ -180,10 +232,11 @@ class Reference:
 
     async def _variant(self, index: int) -> Variant | None:
         """The twins number `index`, less what the reference does not bear out; None if nothing is left."""
-        variant = turn(self.spec, self._base(), index, random.Random(f"{self.task.id}/{index}"))
+        rng = random.Random(f"{self.task.id}/{index}")
+        variant = turn(self.spec, self._base() | self.files, self._defined, index, rng)
         if variant is None or self._tree is None:
             return variant
-        run = await self._run(self._tree | variant.files)
+        run = await self._run(self._tree | self.files | variant.files)
         originals, twinned = variant.originals & run.passed, variant.twins - run.passed
         return Variant(variant.files, originals, twinned) if twinned or originals else None
 
@@ -191,9 +244,11 @@ class Reference:
         """A tree with the task's own tests."""
         return self._tree or restored(self.task, {}, self.spec.protected, self.spec.remove)
 
-    async def _run(self, tree: dict[str, bytes]) -> Run:
+    async def _run(self, tree: dict[str, bytes], alone: bool = False) -> Run:
         try:
-            return await self.mode.run(self.task, self.spec, tree)
+            run = await self.mode.run(self.task, self.spec, tree, alone)
+            self.opens |= run.opened
+            return run
         except (TreeRefused, BoxBroken) as error:
             raise TaskBroken(f"the reference of task {self.task.id} can't be run: {error}") from None
 
@@ -201,7 +256,7 @@ class Reference:
 def read_run(data: bytes, mark: str, required: list[str], package: str = "") -> Run:
     """What a run told of the required tests, trusting nothing: unknown lines are passed over."""
     known, phases, told = set(required), {}, {}
-    forged, ended, where = False, "it broke off", ""
+    forged, opened, ended, where = False, False, "it broke off", ""
     for line in data.split(b"\n"):
         if not line.startswith(mark.encode()):
             continue
@@ -211,6 +266,8 @@ def read_run(data: bytes, mark: str, required: list[str], package: str = "") -> 
             continue
         if phase == "end":
             ended = ""
+        elif phase == "opened":
+            opened = True
         elif phase == "imported" and name == package:
             where = str(outcome)
         elif name in known:
@@ -224,7 +281,7 @@ def read_run(data: bytes, mark: str, required: list[str], package: str = "") -> 
     complete = {id for id in known if id not in told and all((id, phase) in phases for phase in PHASES)}
     if package and not where.startswith("/workspace/"):
         complete, told[package] = set(), f"imported from {where or 'nowhere'}, not from the workspace"
-    return Run(frozenset() if ended else frozenset(complete), told, forged, ended)
+    return Run(frozenset() if ended else frozenset(complete), told, forged, opened, ended)
 
 
 def why(required: list[str], run: Run) -> str:

@@ -4,20 +4,24 @@ The script runs over the graded tree in a fresh box, in which nothing the agent 
 but the tree exists; the reward is read when the script has ended and no process but the reader is left. What the script
 starts of the tree could still write that file or fool the script, so that a passing run is repeated in random order,
 twice as it was and twice with every Python test of the task turned into a twin that can't pass (twins.py): who is paid
-for a twin is `void`, and who is not paid each time for the original is wrong.
+for a twin is `void`, and who is not paid each time for the original is wrong. Tests have the layout of twins in every
+run, so that no run can be told from another by it.
 
-A script that has no Python tests, or that pays the reference for twins too, can't be guarded in this way.
+A script that has no Python tests, that pays the reference for twins too, or not in another layout, can't be guarded in
+this way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
 import random
 import secrets
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 
@@ -53,6 +57,16 @@ class Paid:
         return self.reward == 1
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What submissions to a task are run with."""
+
+    original: Task
+    twinned: Task
+    guarded: bool  # whether twins tell
+    lingers: bool  # whether the reference has processes that outlive the script, too
+
+
 class ScriptMode:
     """The grader of script tasks; remembers what references are paid."""
 
@@ -69,20 +83,31 @@ class ScriptMode:
         """One grade per submission, in order. Raises TaskBroken, and BoxLost for the reference's box."""
         spec = read_script(task)
         index = random.Random(f"{task.id}/{seed}").randrange(VARIANTS)
-        twinned = turned(task, random.Random(f"{task.id}/{index}"))
+        original, twinned = laid_out(task), turned(task, random.Random(f"{task.id}/{index}"))
         async with self._turn:
-            guarded = await self._guarded(task, spec, twinned, index)
-        return await asyncio.gather(*(self._judge(task, spec, files, twinned, guarded, most) for files in submissions))
+            guarded = await self._guarded(task, spec, original, twinned, index)
+        lingers = self._lingers.get(fingerprint(task), True)
+        trial = Trial(original if guarded else task, twinned, guarded, lingers)
+        return await asyncio.gather(*(self._judge(trial, spec, files, most) for files in submissions))
 
-    async def _guarded(self, task: Task, spec: ScriptSpec, twinned: Task, index: int) -> bool:
-        """Whether twins tell: the reference is paid for the originals and not for them. Raises TaskBroken, BoxLost."""
+    def counted(self, task: Task, files: dict[str, bytes]) -> dict[str, bytes]:
+        """What of a submission is graded. Raises TaskBroken."""
+        spec = read_script(task)
+        return restored(task, files, spec.protected, spec.remove, spec.unprotected)
+
+    async def _guarded(self, task: Task, spec: ScriptSpec, original: Task, twinned: Task, index: int) -> bool:
+        """Whether twins tell: the reference is paid for the originals, in the layout of twins, and not for these.
+
+        Raises TaskBroken, BoxLost.
+        """
         key = (fingerprint(task), index)
         if key not in self._references:
-            guarded = twinned.grading != task.grading
+            guarded = twinned.grading != original.grading
             if has_reference(task):
                 try:
                     tree = await reference_tree(task, self.pool)
                     paid = await self.run(task, spec, tree)
+                    guarded = guarded and (await self.run(original, spec, tree)).full
                     guarded = guarded and not (await self.run(twinned, spec, tree)).full
                 except (BoxBroken, TreeRefused) as error:
                     raise TaskBroken(f"the reference of task {task.id} can't be run: {error}") from None
@@ -94,16 +119,14 @@ class ScriptMode:
                 self._references.popitem(last=False)
         return self._references[key]
 
-    async def _judge(
-        self, task: Task, spec: ScriptSpec, files: dict[str, bytes], twinned: Task, guarded: bool, most: float
-    ) -> Grade:
+    async def _judge(self, trial: Trial, spec: ScriptSpec, files: dict[str, bytes], most: float) -> Grade:
         try:
-            first = await self.run(task, spec, files, most)
-            if first.survivors and not self._lingers.get(fingerprint(task), True):
+            first = await self.run(trial.original, spec, files, most)
+            if first.survivors and not trial.lingers:
                 return Grade(False, Outcome.SCORED, 0, 1, f"{first.survivors} processes outlived the script")
             if not first.full:
                 return Grade(False, Outcome.SCORED, 0, 1, first.reason or f"the script's reward is {first.reward:g}")
-            again = 2 * [(task, True), (twinned, False)] if guarded else []
+            again = 2 * [(trial.original, True), (trial.twinned, False)] if trial.guarded else []
             for which, pays in secrets.SystemRandom().sample(again, len(again)):
                 paid = await self.run(which, spec, files, most)
                 if paid.full and not pays:
@@ -117,11 +140,11 @@ class ScriptMode:
             return Grade(False, Outcome.FAULT, 0, 1, "the submission broke the box it ran in, twice")
         except BoxLost as error:
             return Grade(False, Outcome.INFRA, 0, 1, str(error))
-        return Grade(True, Outcome.SCORED, 1, 1, "" if guarded else UNGUARDED)
+        return Grade(True, Outcome.SCORED, 1, 1, "" if trial.guarded else UNGUARDED)
 
     async def run(self, task: Task, spec: ScriptSpec, files: dict[str, bytes], most: float = math.inf) -> Paid:
         """The script over a submission. Raises TreeRefused, BoxBroken, BoxLost."""
-        tree = restored(task, files, spec.protected, spec.remove, spec.unprotected)
+        tree = self.counted(task, files)
         mark = secrets.token_hex(16)
         tests = {
             path.removeprefix("tests/"): text
@@ -141,10 +164,22 @@ class ScriptMode:
 
 def turned(task: Task, rng: random.Random) -> Task:
     """The task with every test of its Python files turned into its twin."""
-    grading = {}
+    return rewritten(task, lambda text, names: twins.turned(text, names, rng))
+
+
+def laid_out(task: Task) -> Task:
+    """The task with the files that `turned` changes in the layout which it gives them."""
+    return rewritten(task, lambda text, names: twins.laid_out(text))
+
+
+def rewritten(task: Task, rewrite: Callable[[str, set[str]], str]) -> Task:
+    """The task with its Python files that hold tests rewritten; those that can't be are left as they are."""
+    grading = dict(task.grading)
     for path, text in task.grading.items():
         names = twins.tests(text) if path.startswith("tests/") and path.endswith(".py") else []
-        grading[path] = twins.turned(text, set(names), rng) if names else text
+        if names:
+            with contextlib.suppress(ValueError, RecursionError):
+                grading[path] = rewrite(text, set(names))
     return msgspec.structs.replace(task, grading=grading)
 
 

@@ -1,10 +1,10 @@
-"""Which of the required tests a rerun turns into twins, and in which files they are defined."""
+"""Which of the required tests a rerun turns into twins, in which files they are defined, and in which layout."""
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from stretto.grading import twins
@@ -24,11 +24,12 @@ class Variant:
     twins: frozenset[str]
 
 
-def turn(spec: PytestSpec, tree: dict[str, bytes], index: int, rng: random.Random) -> Variant | None:
+def turn(
+    spec: PytestSpec, tree: dict[str, bytes], defined: Mapping[str, Function], index: int, rng: random.Random
+) -> Variant | None:
     """Turn half of the tests that must be made to pass into twins, rounded up with an even index, else down; and a few
-    of the others. None if none can be turned."""
+    of the others. `defined`: those that may be turned. None if none can be."""
     required = [*spec.fail_to_pass, *spec.pass_to_pass]
-    defined = functions_of(required, tree)
     goal = sorted({defined[id] for id in spec.fail_to_pass or spec.pass_to_pass if id in defined})
     if not goal:
         return None
@@ -40,6 +41,17 @@ def turn(spec: PytestSpec, tree: dict[str, bytes], index: int, rng: random.Rando
         files[path] = twins.turned(text(tree[path]), names, rng).encode()
     turned = frozenset(id for id, key in defined.items() if key in chosen)
     return Variant(files, frozenset(required) - turned, turned)
+
+
+def laid_out(paths: Iterable[str], tree: dict[str, bytes]) -> dict[str, bytes]:
+    """These files in the layout of twins, less those that can't be written again."""
+    files = {}
+    for path in paths:
+        try:
+            files[path] = twins.laid_out(text(tree[path])).encode()
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+    return files
 
 
 def functions_of(ids: Iterable[str], tree: dict[str, bytes]) -> dict[str, Function]:

@@ -15,7 +15,7 @@ class _Remove(_ast.NodeTransformer):
 
 def _compile(source, *arguments, **named):
     try:
-        tree = source if isinstance(source, _ast.AST) else _ast.parse(source)
+        tree = source if isinstance(source, _ast.AST) else _real_compile(source, "", "exec", _ast.PyCF_ONLY_AST)
         source = _ast.fix_missing_locations(_Remove().visit(tree))
     except Exception:
         pass
