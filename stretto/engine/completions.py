@@ -112,6 +112,8 @@ def read(data: bytes) -> ChatRequest:
         body = msgspec.json.decode(data, type=ChatRequest)
     except msgspec.MsgspecError as problem:
         raise BadRequest(f"the chat request can't be read: {problem}") from None
+    if not body.messages:
+        raise BadRequest("messages is empty: give at least one")
     for name, value in ONLY.items():
         given = getattr(body, name)
         if given is not None and given != value:

@@ -84,7 +84,7 @@ class Gateway:
         except TooLong as error:
             self.too_long = str(error)
             return _refused(self.too_long, 400, "context_length_exceeded")
-        except (BadRequest, ValueError) as error:
+        except (BadRequest, ValueError, RecursionError) as error:
             return _refused(str(error), 400)
         except _Over as error:
             return _refused(str(error), 429, "insufficient_quota")  # which clients do not try again

@@ -208,6 +208,13 @@ async def test_an_answer_that_nobody_waited_for_is_not_trained_on(go, scripted_e
     assert set(scripted_engine.requests) == {"r1/1"}
 
 
+async def test_a_policy_that_floods_the_port_stays_in_the_batch(go):
+    flood = call_text("bash", {"command": "python3 /opt/libraries/agents/flood.py"})
+    played = await go(flood, DONE)
+    assert (played.ending, played.reason, played.turns) == (Ending.SUBMITTED, "", 2)
+    assert played.calls[0].observation.split() == ["400", "400", "413", "400", "400", "400", "404"]
+
+
 @pytest.mark.parametrize(
     "turns, mode, harness, ending, words",
     [
