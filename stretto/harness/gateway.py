@@ -81,6 +81,10 @@ class Gateway:
         try:
             body = completions.read(await request.read())
             message, finish, usage = await self._answer(body)
+        except (EngineError, StreamError) as error:  # ours, so before what is wrong with the request
+            if not self.over.done():
+                self.over.set_exception(error)
+            return _refused("the policy can't be reached", 503)
         except TooLong as error:
             self.too_long = str(error)
             return _refused(self.too_long, 400, "context_length_exceeded")
@@ -88,10 +92,6 @@ class Gateway:
             return _refused(str(error), 400)
         except _Over as error:
             return _refused(str(error), 429, "insufficient_quota")  # which clients do not try again
-        except (EngineError, StreamError) as error:
-            if not self.over.done():
-                self.over.set_exception(error)
-            return _refused("the policy can't be reached", 503)
         if body.stream:
             return await self._streamed(request, body, message, finish, usage)
         head = completions.head("chat.completion", body.model, None)

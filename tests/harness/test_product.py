@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
 from stretto.config import ConfigError, HarnessConfig, SandboxConfig, parse
@@ -240,10 +241,17 @@ async def test_a_client_that_does_nothing_runs_out_of_its_own_time(go):
     assert played.ending is Ending.TIME and "without asking the policy" in played.reason
 
 
-async def test_an_engine_that_fails_is_infra(go, scripted_engine):
-    scripted_engine.change = lambda response: __import__("msgspec").structs.replace(response, logprobs=b"")
-    played = await go(DONE)
-    assert played.ending is Ending.INFRA and "log-probs" in played.reason and not played.segments
+@pytest.mark.parametrize("good", [0, 1])
+async def test_an_engine_that_fails_is_infra_whatever_the_client_makes_of_it(go, scripted_engine, good):
+    answered = iter(range(9))
+
+    def change(response):
+        return response if next(answered) < good else msgspec.structs.replace(response, logprobs=b"")
+
+    scripted_engine.change = change
+    played = await go(LOOK, DONE)
+    assert played.ending is Ending.INFRA and len(played.segments) == good
+    assert played.reason.startswith(f"{scripted_engine.url}: the engine sampled"), played.reason
 
 
 @pytest.mark.parametrize(
