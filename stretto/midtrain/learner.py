@@ -1,6 +1,6 @@
 """One step of mid-training: next-token loss over packed rows, on any number of ranks.
 
-    rows of the step ─▶ this rank's part ─▶ micro-batches ─▶ gradients ─▶ sum over ranks ─▶ clip ─▶ AdamW
+    rows of the step ─▶ this rank's part ─▶ micro-batches ─▶ gradients ─▶ sum over ranks ─▶ clip ─▶ optimizer
 
 Heads for multi-token prediction learn beside the network, or alone while it stays as it is.
 The loss is a mean over the learnt tokens of the whole step, so that it is the same however rows are dealt to ranks and
@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stretto.midtrain.optimizer import Optimizer
 from stretto.midtrain.recipe import Midtrain, Mtp
 from stretto.midtrain.tokens.shards import Row
 from stretto.model.attention import PackedCausal
@@ -74,10 +75,8 @@ class Learner:
         self._parameters = {} if taught and taught.alone else dict(model.named_parameters())
         if taught:
             self._parameters |= {f"heads.{name}": tensor for name, tensor in taught.heads.named_parameters()}
-        matrices = [p for p in self._parameters.values() if p.ndim >= 2]
-        vectors = [p for p in self._parameters.values() if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self._adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=settings.betas, fused=True)
+        muon = settings.optimizer == "muon"
+        self._optimizer = Optimizer(self._parameters, settings.weight_decay, settings.betas, muon)
         self._mean = {n: p.detach().clone() for n, p in self._parameters.items()} if settings.average else None
 
     def step(self, rows: Sequence[Row], lr: float) -> Step:
@@ -101,12 +100,9 @@ class Learner:
         self._reduce(total, guessed, load_LE)
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), settings.max_grad_norm))
         if not (np.isfinite(norm) and bool(total.isfinite())):
-            self._adamw.zero_grad(set_to_none=True)
+            self._optimizer.zero_grad()
             raise FloatingPointError(f"the loss is {float(total):g} and its gradient's norm {norm:g}")
-        for group in self._adamw.param_groups:
-            group["lr"] = lr
-        self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
+        self._optimizer.step(lr)
         self._after(load_LE)
         busiest = float((load_LE.max(1).values / load_LE.mean(1).clamp(min=1e-9)).max()) if spec.experts else 1.0
         mtp, agreement = guessed.tolist() if self.taught else (None, None)
@@ -185,14 +181,14 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         heads = self.taught.heads.state_dict() if self.taught else None
-        optimizer = self._adamw.state_dict()
+        optimizer = self._optimizer.state()
         return {"model": self.model.state_dict(), "heads": heads, "optimizer": optimizer, "mean": self._mean}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         if self.taught:
             self.taught.heads.load_state_dict(state["heads"])
-        self._adamw.load_state_dict(state["optimizer"])
+        self._optimizer.load_state(state["optimizer"])
         if self._mean is not None:
             self._mean = state["mean"]
 

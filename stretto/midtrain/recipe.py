@@ -59,6 +59,9 @@ class Midtrain(Section):
     """Rows of one optimizer step, over all ranks."""
     micro_rows: Positive = 4
     """Rows of one forward-backward pass of one rank."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon` moves the matrices inside the network along their orthogonalised momentum, with the same learning rates;
+    embeddings, output head, routers and vectors stay with AdamW."""
     weight_decay: float = Field(default=0.05, ge=0)
     """Of matrices."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)

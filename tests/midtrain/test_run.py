@@ -60,15 +60,16 @@ def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-def test_N_plus_N_equals_2N_to_the_bit_over_both_phases(place: Path) -> None:
-    whole = midtrain(recipe(place, "whole"))
-    path = recipe(place, "parts")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_N_plus_N_equals_2N_to_the_bit_over_both_phases(place: Path, optimizer: str) -> None:
+    whole = midtrain(recipe(place, f"whole-{optimizer}", optimizer=optimizer))
+    path = recipe(place, f"parts-{optimizer}", optimizer=optimizer)
     for steps in (2, 3, 1):
-        assert midtrain(path, stop_after=steps) == place / "parts"
+        assert midtrain(path, stop_after=steps) == place / f"parts-{optimizer}"
     parts = midtrain(path)
     assert weights(whole) == weights(parts)
     assert midtrain(path) == parts, "a finished run is finished"
-    lines = [json.loads(line) for line in (place / "whole" / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (whole.parent / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["kind"] == "midtrain"]
     assert losses[-1] < losses[0] - 0.3, losses
     bits = [line for line in lines if line["kind"] == "bits"]
