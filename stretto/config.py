@@ -103,6 +103,12 @@ class HarnessConfig(Section):
     """A TOML file that declares your product's own agent, which then plays in place of Stretto's loop, with its own
     prompt and tools; `max_tokens` bounds each of its conversations."""
 
+    @property
+    def most_sampled(self) -> int:
+        """Tokens that a rollout may sample, over all its segments."""
+        several = self.client or self.compact_tokens
+        return self.max_turns * self.max_turn_tokens if several else self.max_tokens
+
     @model_validator(mode="after")
     def _one_of_two_loops(self) -> HarnessConfig:
         given = [name for name in ("system_prompt", "show_tools", "tools", "compact_tokens") if getattr(self, name)]

@@ -118,6 +118,8 @@ def read(data: bytes) -> ChatRequest:
         given = getattr(body, name)
         if given is not None and given != value:
             raise BadRequest(f"{name} = {given!r} is not supported by this engine; leave it out or send {value!r}")
+    if "" in body.stops:
+        raise BadRequest("stop holds an empty text, which would end every answer")
     if body.tool_choice not in (None, "auto", "none"):
         raise BadRequest(
             f"tool_choice = {body.tool_choice!r} can't be honoured, because this engine does not constrain what is "
@@ -184,7 +186,7 @@ def error(sentence: str, status: int, code: str | None = None) -> dict[str, Any]
 
 def sse(payload: dict[str, Any]) -> bytes:
     """One event of a stream."""
-    return b"data: " + json.dumps(payload, ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + json.dumps(payload).encode() + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"

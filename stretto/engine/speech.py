@@ -56,6 +56,8 @@ class Speech:
             said += self.text[at : attempt.start]
             at = attempt.end
         said += self.text[at:]
+        for mark in self._chat.format.frame if attempts else ():
+            said = said.replace(mark, "")
         return (said[: self.shown] + said[self.shown :].strip() if attempts else said), attempts
 
     def _decode(self, whole: bool) -> None:

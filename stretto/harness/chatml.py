@@ -29,6 +29,7 @@ class ChatML:
     stop: str = STOP
     controls: tuple[str, ...] = (START, STOP)
     opening: str = parse.OPEN
+    frame: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +26,9 @@ from typing import Any
 from stretto.harness.declare import demand_known
 from stretto.harness.toolbox.implementations import IMPLEMENTATIONS
 from stretto.harness.toolset import ToolSet, ToolSetError
+from stretto.sandbox.libraries import LibraryMissing, closure
 
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NEEDS = ["shell", "libraries"]
 """Capabilities of the sandbox without which no client can be played."""
 
@@ -79,8 +82,14 @@ def load(path: str) -> Client:
     does = _texts(tree, "does", path)
     demand_known(does.values(), IMPLEMENTATIONS, f"does of {path}")
     environment = _texts(tree, "environment", path)
-    if wrong := [name for name in environment if not name.isidentifier()]:
+    if wrong := [name for name in environment if not _NAME.fullmatch(name)]:
         raise ToolSetError(f"{path}: {wrong[0]!r} can't be the name of an environment variable")
+    if any("\0" in text for text in (command, *environment.values())):
+        raise ToolSetError(f"{path} holds a NUL character, which no command can")
+    try:
+        closure(libraries)
+    except LibraryMissing as error:
+        raise ToolSetError(f"{path}: {error}") from None
     return Client(command, tuple(libraries), place, environment, does, _digest(tree, place))
 
 

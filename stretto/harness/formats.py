@@ -25,6 +25,8 @@ class Format(Protocol):
     @property
     def opening(self) -> str: ...  # how tool calls begin
     @property
+    def frame(self) -> tuple[str, ...]: ...  # what stands around all calls of a turn
+    @property
     def no_call(self) -> str: ...  # the sentence for a turn without any
     def parse(self, text: str) -> list[Attempt]: ...
     def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[str]: ...

@@ -37,6 +37,7 @@ class Kimi:
     stop: str = STOP
     controls: tuple[str, ...] = (STOP, "<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", SECTION)
     opening: str = SECTION
+    frame: tuple[str, ...] = (SECTION, SECTION_END)
     no_call: str = f"no tool call; write {SECTION} … {SECTION_END}"
 
     def parse(self, text: str) -> list[Attempt]:

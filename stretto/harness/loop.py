@@ -36,7 +36,7 @@ from stretto.harness.parse import Attempt
 from stretto.harness.session import Called, Session
 from stretto.harness.spans import Spans, token_span
 from stretto.harness.speaker import Elsewhere, Speaker
-from stretto.harness.summary import ASK, again
+from stretto.harness.summary import ASK, NO_ROOM, again
 from stretto.harness.tools import NANO
 from stretto.harness.toolset import ToolSet, ToolSetError
 from stretto.harness.turn import said
@@ -233,6 +233,8 @@ class _Rollout:
         ids = closing + self.chat.observe(observations, self._attempts)
         if 0 < self.config.compact_tokens <= len(self.history) + len(ids):
             ids = closing + self.chat.observe(observations, self._attempts, then=ASK)
+            if len(self.history) + len(ids) + self.config.max_turn_tokens > self.config.max_tokens:
+                ids = closing + self.chat.observe([NO_ROOM] * len(observations), self._attempts, then=ASK)
             self.messages.append(Message(role="user", text=ASK))
             self._summing = True
         if len(self.history) + len(ids) >= self.config.max_tokens:

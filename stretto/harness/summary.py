@@ -17,6 +17,8 @@ ASK = (
     "Your context is nearly full and will be cleared. Write down all you need to finish the task: what you have found, "
     "what you have changed, what remains to be done and how. Call no tool in this message."
 )
+NO_ROOM = "[left out: your context has no room for it; ask for it again afterwards]"
+"""In place of results that would leave no room for the summary."""
 
 
 def again(instruction: str, said: str, plan: Sequence[dict[str, str]], count: int) -> str:

@@ -156,7 +156,16 @@ def typed(arguments: Mapping[str, Any], name: str, tools: list[dict[str, Any]]) 
     functions = [tool.get("function") or {} for tool in tools]
     function = next((function for function in functions if function.get("name") == name), {})
     properties = (function.get("parameters") or {}).get("properties") or {}
-    return {key: _spelled(value, properties.get(key, {})) for key, value in arguments.items()}
+    return {key: _spelled(value, _plain(properties.get(key))) for key, value in arguments.items()}
+
+
+def _plain(schema: Any) -> Mapping[str, Any]:
+    """A client's schema of a field, with one type: text, where that is one of several that it may have."""
+    if not isinstance(schema, Mapping):
+        return {}
+    kinds = schema.get("type") or [one.get("type") for one in schema.get("anyOf", ()) if isinstance(one, Mapping)]
+    kinds = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind != "null"]
+    return {"type": kinds[0] if kinds and "string" not in kinds else "string"}
 
 
 def _spelled(value: Any, schema: Mapping[str, Any]) -> Any:

@@ -62,6 +62,8 @@ def one(path: Path) -> Task:
 
 
 async def _attempt(task: Task, shell: bool, config: Config, console: Console, ask: Ask) -> Grade:
+    if config.harness.client:
+        raise folder.TaskError("harness.client plays by itself: leave it out to be the agent yourself")
     toolset = of(task, config.harness.tools)
     _introduce(task, toolset, shell, console)
     pool = BoxPool(config.sandbox.model_copy(update={"warm": 0}))

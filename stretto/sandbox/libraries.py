@@ -83,7 +83,7 @@ def _stage_folder(folder: Path, target: Path) -> None:
     if not folder.is_dir():
         raise LibraryMissing(f"{folder} is not a folder of this machine")
     for origin in folder.rglob("*"):
-        if origin.is_file() and not origin.is_symlink():
+        if origin.is_file():
             copy_readable(origin, target / origin.relative_to(folder))
 
 

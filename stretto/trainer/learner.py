@@ -90,7 +90,7 @@ class Learner:
             replay=self.config.trainer.replay,
             truncated=self.distribution.truncated,
             normalizer=self.config.trainer.normalizer,
-            budget=self.config.harness.max_tokens,
+            budget=self.config.harness.most_sampled,
         )
 
     def step(self, prepared: Prepared, between: Callable[[], None] = lambda: None) -> Step:

@@ -87,3 +87,14 @@ async def test_many_come_and_go(box: Box):
         await process.close()
     assert len(await asyncio.to_thread(lambda: __import__("os").listdir("/proc/self/fd"))) <= before
     assert (await box.stats()).processes == 1
+
+
+async def test_a_command_that_kills_it_leaves_the_box_alive(pool: BoxPool):
+    """Both may be collected in one go, and nobody is left then."""
+    box = await pool.box()
+    for _ in range(12):
+        process = await box.open(["sleep", "100"])
+        assert (await box.exec(["kill", "-9", str(process.pid)])).exit_code == 0
+        assert await process.wait(5) == 137
+        await process.close()
+    await box.stop()

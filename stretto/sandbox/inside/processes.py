@@ -54,7 +54,12 @@ def reap(child, wait):
     """
     status = None
     while True:
-        pid, ended = posix.waitpid(-1, 0 if wait else posix.WNOHANG)
+        try:
+            pid, ended = posix.waitpid(-1, 0 if wait else posix.WNOHANG)
+        except ChildProcessError:
+            if status is None:
+                raise
+            return status  # of the last there was
         if pid == 0:
             return status
         if pid in residents:
