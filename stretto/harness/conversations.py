@@ -15,6 +15,7 @@ request whose answer did not reach the client is asked again in a new segment.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,10 +52,12 @@ class Conversation:
     """Of the tools."""
     known: list[Key] | None = None
     asked: list[Key] = field(default_factory=list)
-    parsed: list[int] = field(default_factory=list)
-    """The last turn's calls that parsed: their places in `Conversations.calls`."""
-    results: dict[str, int] = field(default_factory=dict)
-    """Those without a result, by the id that the client knows."""
+    parsed: list[tuple[str, int]] = field(default_factory=list)
+    """The last turn's calls that parsed: the id that the policy gave each, its place in `Conversations.calls`."""
+    waiting: list[tuple[str, int]] = field(default_factory=list)
+    """Those without a result, with the id that the client knows."""
+    segment: Segment | None = None
+    """As it was after the last turn that was heard to its end; what came after is nobody's."""
     closed: bool = True
     """Whether the last turn ended with the stop token."""
 
@@ -91,15 +94,16 @@ class Conversations:
     def _take(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> Conversation:
         keys = [_key(message) for message in messages]
         names = frozenset(str(tool["function"]["name"]) for tool in tools or [])
-        least = sum(len(text) for _, text, _ in keys) // self.chat.longest
+        offered = json.dumps(tools or [], sort_keys=True)
+        characters = sum(len(text) + sum(map(len, itertools.chain(*calls))) for _, text, calls in keys)
+        least = max((characters + (len(offered) if tools else 0)) // self.chat.longest, len(keys))
         if least >= self.max_tokens:  # not worth a tokenizer's time
             raise TooLong(f"the conversation takes more than {least} tokens; there are {self.max_tokens} in all")
-        offered = json.dumps(tools or [], sort_keys=True)
         found = self._going_on(keys, messages, offered)
         if found is None:
             ids, new = self.chat.messages(messages, tools), messages
         else:
-            new = self._named(messages[len(found.known or ()) :], found)
+            new, answered = self._answers(messages[len(found.known or ()) :], found)
             ids = (self.chat.stop[:1] if not found.closed else []) + self.chat.follow(new)
         held = len(found.history) if found else 0
         if held + len(ids) >= self.max_tokens:
@@ -110,7 +114,8 @@ class Conversations:
         else:
             found.history.give(ids)
             self.effort.reading += len(ids)
-            self._answer_calls(new, found)
+            for place, observation in answered:
+                self.calls[place] = msgspec.structs.replace(self.calls[place], observation=observation)
         found.asked, found.known = keys, None
         self.messages += [Message(role=message["role"], text=_shown(message)) for message in new]
         return found
@@ -127,7 +132,7 @@ class Conversations:
             attempt = sendable(spoken_call)
             status = attempt.status
             if spoken_call.status is CallStatus.OK:
-                conversation.parsed.append(len(self.calls))
+                conversation.parsed.append((spoken_call.id, len(self.calls)))
             if status is CallStatus.OK and conversation.names and attempt.name not in conversation.names:
                 status = CallStatus.UNKNOWN_TOOL
             self.calls.append(
@@ -141,13 +146,15 @@ class Conversations:
                     tool=self.does.get(attempt.name, ""),
                 )
             )
+        conversation.segment = conversation.history.segment()
         return heard
 
     def told(self, conversation: Conversation, message: dict[str, Any]) -> None:
         """The client has this answer: it may go on from here."""
-        ids = [call["id"] for call in message.get("tool_calls") or []]
-        ids = ids or [f"#{number}" for number in range(len(conversation.parsed))]  # of calls that were told as text
-        conversation.results = dict(zip(ids, conversation.parsed, strict=True))
+        conversation.waiting = list(conversation.parsed)
+        if calls := message.get("tool_calls"):  # else they were told as text
+            places = [place for _, place in conversation.parsed]
+            conversation.waiting = [(call["id"], place) for call, place in zip(calls, places, strict=True)]
         conversation.known = [*conversation.asked, _key(message)]
 
     @property
@@ -155,11 +162,11 @@ class Conversations:
         return self.effort.turns
 
     def segments(self) -> tuple[list[Segment], list[ToolCall]]:
-        """The segments in which the policy said something, and the calls with their places in them."""
-        spoken = [conversation for conversation in self.all if conversation.history.sampled]
-        places = {conversation.number: place for place, conversation in enumerate(spoken)}
+        """The segments in which the policy was heard, up to its last turn, and the calls with their places in them."""
+        heard = {conversation.number: conversation.segment for conversation in self.all if conversation.segment}
+        places = {number: place for place, number in enumerate(heard)}
         calls = [msgspec.structs.replace(call, segment=places[call.segment]) for call in self.calls]
-        return [conversation.history.segment() for conversation in spoken], calls
+        return list(heard.values()), calls
 
     def _going_on(self, keys: list[Key], messages: list[dict[str, Any]], tools: str) -> Conversation | None:
         """The longest conversation that these messages only append tool results and users' words to."""
@@ -171,24 +178,26 @@ class Conversations:
                 return conversation
         return None
 
-    def _named(self, new: list[dict[str, Any]], conversation: Conversation) -> list[dict[str, Any]]:
-        """Results with the names of the calls they answer, which not every client repeats."""
-        names = {id: self.calls[place].name for id, place in conversation.results.items()}
-        return [
-            {**message, "name": message.get("name") or names.get(message.get("tool_call_id") or "", "")}
-            if message["role"] == "tool"
-            else message
-            for message in new
-        ]
-
-    def _answer_calls(self, new: list[dict[str, Any]], conversation: Conversation) -> None:
+    def _answers(
+        self, new: list[dict[str, Any]], conversation: Conversation
+    ) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
+        """The new messages, results with the name and id of the call that they answer, which not every client repeats;
+        and the calls' places with their results. A result without an id is that of the first call that has none."""
+        messages, answered, waiting = [], [], list(conversation.waiting)
         for message in new:
             if message["role"] == "tool":
-                waiting = conversation.results
-                id = message.get("tool_call_id") or next(iter(waiting), "")
-                if id in waiting:
-                    place = waiting.pop(id)
-                    self.calls[place] = msgspec.structs.replace(self.calls[place], observation=content(message))
+                id = message.get("tool_call_id")
+                found = next((one for one in waiting if not id or one[0] == id), None)
+                if found:
+                    waiting.remove(found)
+                    answered.append((found[1], content(message)))
+                    message = {
+                        **message,
+                        "name": message.get("name") or self.calls[found[1]].name,
+                        "tool_call_id": id or found[0],
+                    }
+            messages.append(message)
+        return messages, answered
 
 
 def _key(message: dict[str, Any]) -> Key:

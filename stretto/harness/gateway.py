@@ -33,6 +33,8 @@ from stretto.harness.speaker import Speaker
 
 MODEL = "policy"
 MAX_BODY = 16 << 20
+READERS = 2
+"""Requests whose bodies are read at once: what a box sends is held in our memory."""
 
 
 class Gateway:
@@ -49,6 +51,7 @@ class Gateway:
         self.turns = 0
         self.too_long = ""
         """What was said to the last request that did not fit; empty when one has fitted since."""
+        self._reading, self._taking = asyncio.Semaphore(READERS), asyncio.Lock()
         self._speaking, self._spoken_seconds, self._since = 0, 0.0, time.monotonic()
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_post("/v1/chat/completions", self._completions)
@@ -79,7 +82,8 @@ class Gateway:
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         try:
-            body = completions.read(await request.read())
+            async with self._reading:
+                body = completions.read(await request.read())
             message, finish, usage = await self._answer(body)
         except (EngineError, StreamError) as error:  # ours, so before what is wrong with the request
             if not self.over.done():
@@ -108,7 +112,8 @@ class Gateway:
             if not self.over.done():
                 self.over.set_result((Ending.TURNS, f"no end within {self.turns} turns"))
             raise _Over(f"this rollout's {self.config.max_turns} turns are used up")
-        conversation = self.conversations.take(body.plain(), body.offered)
+        async with self._taking:  # a long text takes the tokenizer a while, and others share this loop
+            conversation = await asyncio.to_thread(self.conversations.take, body.plain(), body.offered)
         self.turns, self.too_long = self.turns + 1, ""
         history = conversation.history
         prompt, room = len(history), self.conversations.max_tokens - len(history)
@@ -157,6 +162,7 @@ class Gateway:
             yield
         finally:
             self._speaking -= 1
+            self.speaker.waiting_for = "the client"
             if self._speaking == 0:
                 self._spoken_seconds += time.monotonic() - self._since
 

@@ -45,11 +45,6 @@ class History:
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def sampled(self) -> bool:
-        """Whether the policy has said anything."""
-        return self._layout is not None
-
     def give(self, ids: list[int]) -> None:
         """Append tokens that the policy did not sample: prompt, observation, a stop token it never got to."""
         self.ids += ids

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import shlex
 import time
 from collections.abc import Iterator
 
@@ -44,6 +43,8 @@ LOOK_SECONDS = 0.2
 """How often the client's own time is looked at."""
 KEEP = 600
 """Bytes of its output that a reason quotes."""
+FLOOD = 16 << 20
+"""Bytes of output, beyond which it is ended: nobody sees them, and reading costs the worker."""
 
 
 async def play(
@@ -74,12 +75,15 @@ async def play(
         conversations.does, version = client.does, client.version
         session = Session(lease.task, pool, client.toolset)
         ending, reason = await _run(client, session, gateway, lease.task.instruction, left * TOOL_SHARE)
-        if ending is Ending.SUBMITTED or lease.purpose != TRAIN:
+        if ending is Ending.SUBMITTED:
+            speaker.waiting_for = "the box to hand over the workspace"
             try:
                 files = await session.collect()
             except BoxError as error:
-                if ending is Ending.SUBMITTED:
-                    ending, reason = Ending.FAULT, f"the workspace cannot be collected: {error}"
+                ending, reason = Ending.FAULT, f"the workspace cannot be collected: {error}"
+        elif lease.purpose != TRAIN:
+            with contextlib.suppress(BoxError, BoxLost):
+                files = await session.collect()
         return ending, reason
 
     try:
@@ -115,7 +119,7 @@ async def _run(
     try:
         process = await _start(box, client, tunnel.port)
         try:
-            return await _watch(process, gateway, instruction, seconds)
+            return await _watch(process, gateway, tunnel, instruction, seconds)
         finally:
             await process.close()
     finally:
@@ -130,14 +134,17 @@ async def _start(box: Box, client: Client, port: int) -> Process:
         "PYTHONPATH": LIBRARIES,
         **client.environment,
     }
-    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in given.items())
+    variables = [f"{name}={value}" for name, value in given.items()]
     try:
-        return await box.open(["bash", "-c", f'export PATH="$PATH:{LIBRARIES}/bin" {exports}\n{client.command}'])
+        return await box.open(["env", *variables, "bash", "-c", f'PATH="$PATH:{LIBRARIES}/bin"\n{client.command}'])
     except BoxError as error:
         raise BoxLost(str(error)) from error
 
 
-async def _watch(process: Process, gateway: Gateway, instruction: str, seconds: float) -> tuple[Ending, str]:
+async def _watch(
+    process: Process, gateway: Gateway, tunnel: Tunnel, instruction: str, seconds: float
+) -> tuple[Ending, str]:
+    gateway.speaker.waiting_for = "the client"
     told = Kept(KEEP)
     for stream in (process.stdout, process.stderr):
         told.add(bytes(stream.held))
@@ -150,10 +157,19 @@ async def _watch(process: Process, gateway: Gateway, instruction: str, seconds: 
             await asyncio.wait((ended, gateway.over), timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if gateway.over.done():
                 return gateway.over.result()
+            if tunnel.failed:
+                raise BoxLost(f"no connection to the policy could be made: {tunnel.failed}")
             if ended.done():
+                if ended.result() < 0:
+                    await _ask_after(process.box)
                 return _judge(ended.result(), gateway, told)
+            if told.seen > FLOOD:
+                return Ending.FAULT, f"the client wrote more than {FLOOD >> 20} MiB to its terminal"
             if time.monotonic() - begun - gateway.speaking_seconds > seconds:
-                return Ending.TIME, f"the client worked for longer than {seconds:.0f} s without asking the policy"
+                silent = f"the client worked for longer than {seconds:.0f} s without asking the policy"
+                if gateway.conversations.turns == 0:
+                    raise BoxLost(f"{silent}{_quoted(told)}")
+                return Ending.TIME, silent
     finally:
         for task in (reading, ended):
             task.cancel()
@@ -166,10 +182,20 @@ async def _instruct(process: Process, instruction: str) -> None:
     process.close_stdin()
 
 
+async def _ask_after(box: Box) -> None:
+    """The client went with its box: raises BoxLost when that is ours."""
+    with contextlib.suppress(BoxError):
+        await box.stats()
+
+
+def _quoted(told: Kept) -> str:
+    said = told.take()[0].decode(errors="replace").strip()
+    return f": {said}" if said else ""
+
+
 def _judge(code: int, gateway: Gateway, told: Kept) -> tuple[Ending, str]:
     """What a client's exit means. Raises BoxLost when the policy has had no part in it."""
-    said = told.take()[0].decode(errors="replace").strip()
-    quoted = f": {said}" if said else ""
+    quoted = _quoted(told)
     if code and gateway.too_long:
         return Ending.TOKENS, gateway.too_long
     if gateway.conversations.turns == 0:

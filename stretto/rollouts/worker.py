@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import time
 from pathlib import Path
@@ -52,9 +53,16 @@ BUSY_SECONDS = 0.5
 
 def work(config: Config, run_dir: Path, name: str, orchestrator: str) -> None:
     """Serve until SIGTERM or SIGINT, then give boxes back and return. Raises OrchestratorGone when nobody answers."""
+    _raise_descriptors()
     logging.basicConfig(format=f"{name} %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     with Metrics(run_dir / "metrics.jsonl", name) as metrics:
         asyncio.run(_serve(config, name, orchestrator, metrics))
+
+
+def _raise_descriptors() -> None:
+    """As many open files as this process may have: boxes and connections take several each."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _serve(config: Config, name: str, orchestrator: str, metrics: Metrics) -> None:

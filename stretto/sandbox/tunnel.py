@@ -20,7 +20,8 @@ from stretto.sandbox.process import Process
 
 HEAD = struct.Struct(">II")  # connection, bytes that follow; none: the connection is over
 MOST = 32768
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 32
+"""At once; each takes two descriptors of this process."""
 START_SECONDS = 20.0
 END = resources.files("stretto.sandbox") / "tunnel_end.py"
 
@@ -40,6 +41,8 @@ class Tunnel:
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
         self.port = 0
+        self.failed = ""
+        """Why the server outside could not be reached, for which nobody in the box is to blame."""
 
     @classmethod
     async def open(cls, box: Box, connect: Connect) -> Tunnel:
@@ -86,7 +89,8 @@ class Tunnel:
 
     async def _carry_out(self) -> None:
         """From the box to the server, until the box's end is over."""
-        with contextlib.suppress(EOFError, ValueError):
+        newest = 0
+        with contextlib.suppress(EOFError, ValueError, OSError):  # it is no tunnel any more
             while True:
                 number, data = await self._frame()
                 writer = self._writers.get(number)
@@ -95,13 +99,20 @@ class Tunnel:
                         writer.close()
                     continue
                 if writer is None:
+                    if number <= newest:
+                        continue  # the server has ended it
+                    newest = number
                     if len(self._writers) >= MAX_CONNECTIONS:
                         await self._tell(number, b"")
                         continue
-                    reader, writer = await self._connect()
+                    try:
+                        reader, writer = await self._connect()
+                    except OSError as error:
+                        self.failed = str(error)
+                        return
                     self._writers[number] = writer
                     self._begin(self._carry_in(number, reader))
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(ConnectionError):
                     writer.write(data)
                     await writer.drain()
         for writer in self._writers.values():

@@ -27,6 +27,12 @@ def conversations(chat) -> Conversations:
 def answer(conversations: Conversations, conversation, text: str, closed: bool = True) -> list[int]:
     """The policy says `text`."""
     ids = conversations.chat.encode(text) + (conversations.chat.stop if closed else [])
+    sample(conversation, ids)
+    conversations.hear(conversation, ids)
+    return ids
+
+
+def sample(conversation, ids: list[int]) -> None:
     conversation.history.take(
         GenerateResponse(
             ids=ids,
@@ -36,12 +42,10 @@ def answer(conversations: Conversations, conversation, text: str, closed: bool =
             routes=None,
             route_shape=(0, 0),
             route_bits=8,
-            finish="stop" if closed else "length",
+            finish="stop",
             cached=0,
         )
     )
-    conversations.hear(conversation, ids)
-    return ids
 
 
 def told(*calls: tuple[str, str], content: str | None = None, arguments: str = "") -> dict:
@@ -103,8 +107,47 @@ def test_two_conversations_at_once_keep_apart(conversations):
     answer(conversations, two, "Two.")
     conversations.told(two, told(content="Two."))
     assert conversations.take([USER, told(content="Two."), USER], TOOLS) is two
+    heard = len(two.history)
     answer(conversations, one, "One.")
-    assert [len(segment.ids_T) for segment in conversations.segments()[0]] == [len(one.history), len(two.history)]
+    lengths = [len(segment.ids_T) for segment in conversations.segments()[0]]
+    assert lengths == [len(one.history), heard - len(conversations.chat.follow([USER]))], "up to what was said last"
+
+
+def test_results_without_an_id_or_with_one_id_for_two_go_to_the_calls_in_order(conversations):
+    for ids in (("c1", "c1"), (None, None)):
+        first = conversations.take([{**USER, "content": str(ids)}], TOOLS)
+        answer(conversations, first, call_text("grep", GREP) + call_text("grep", {"pattern": "y"}))
+        message = told(("c1", "grep"), ("c1", "grep"))
+        conversations.told(first, message)
+        results = [
+            {"role": "tool", "content": text, **({"tool_call_id": id} if id else {})} for text, id in zip("AB", ids)
+        ]
+        assert conversations.take([{**USER, "content": str(ids)}, message, *results], TOOLS) is first
+    assert [call.observation for call in conversations.calls] == ["A", "B", "A", "B"]
+
+
+def test_a_turn_that_broke_off_is_no_part_of_its_segment(conversations, chat):
+    first = conversations.take([USER], None)
+    answer(conversations, first, "Yes.")
+    conversations.told(first, told(content="Yes."))
+    held = len(first.history)
+    conversations.take([USER, told(content="Yes."), USER], None)
+    sample(first, chat.encode("half of a turn"))
+    (segment,) = conversations.segments()[0]
+    assert len(segment.ids_T) == held
+
+
+def test_the_tokenizer_is_spared_whatever_is_long(conversations):
+    long = "x" * 50_000_000
+    tool = {"type": "function", "function": {"name": "f", "description": long}}
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": long}}],
+    }
+    for messages, tools in (([USER], [tool]), ([USER, call], None), ([USER] * 5000, None)):
+        with pytest.raises(TooLong):
+            conversations.take(messages, tools)
 
 
 def test_an_answer_that_failed_is_gone_on_from_by_nobody(conversations):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -239,6 +241,29 @@ async def test_every_ending(go, turns, mode, harness, ending, words):
 async def test_a_client_that_does_nothing_runs_out_of_its_own_time(go):
     played = await go(DONE, mode="sleep", seconds=6.0)
     assert played.ending is Ending.TIME and "without asking the policy" in played.reason
+
+
+async def test_a_box_that_we_lost_is_infra(go, scripted_engine, pool):
+    async def end_all(request) -> None:
+        if scripted_engine.turns["r1"]:
+            for pid in pool.carrier.spawner_pids():
+                os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(0.5)
+
+    scripted_engine.pause = end_all
+    played = await go(LOOK, DONE)
+    assert played.ending is Ending.INFRA, played.reason
+
+
+async def test_a_client_that_hangs_before_it_asks_is_ours(go):
+    played = await go(declared="command = 'echo waiting for a licence; sleep 100'", seconds=4.0)
+    assert played.ending is Ending.INFRA and "waiting for a licence" in played.reason
+
+
+async def test_a_client_that_floods_its_terminal_is_ended(go):
+    flood = call_text("bash", {"command": "yes > /proc/$PPID/fd/1"})
+    played = await go(flood, DONE)
+    assert played.ending is Ending.FAULT and "wrote more than 16 MiB" in played.reason
 
 
 @pytest.mark.parametrize("good", [0, 1])

@@ -75,10 +75,10 @@ print(len(got), got[:8])
 async def test_more_connections_than_a_box_may_have_processes(box):
     tunnel = await Tunnel.open(box, connect)
     script = """
-all = [socket.create_connection(("127.0.0.1", PORT)) for _ in range(40)]
+all = [socket.create_connection(("127.0.0.1", PORT)) for _ in range(30)]
 for number, s in enumerate(all):
     s.sendall(b"%d\\n" % number)
-print([s.makefile().read() for s in all] == [f"{len(str(n)) + 1}:{n}\\n" for n in range(40)])
+print([s.makefile().read() for s in all] == [f"{len(str(n)) + 1}:{n}\\n" for n in range(30)])
 """
     assert await run(box, tunnel, script) == "True"
     await tunnel.close()
@@ -91,16 +91,16 @@ all = [socket.create_connection(("127.0.0.1", PORT)) for _ in range(100)]
 for s in all:
     s.sendall(b"x")
 refused = 0
-for s in all[64:]:
+for s in all[32:]:
     refused += s.recv(9) == b""
-for s in all[:64]:
+for s in all[:32]:
     s.close()
 s = socket.create_connection(("127.0.0.1", PORT))
 import time; time.sleep(0.2)
 s.sendall(b"again\\n")
 print(refused, s.makefile().read().strip())
 """
-    assert await run(box, tunnel, script) == "36 6:again"
+    assert await run(box, tunnel, script) == "68 6:again"
     await tunnel.close()
 
 
