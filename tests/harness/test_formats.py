@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from stretto.engine.speech import Speech
 from stretto.harness import kimi, qwen_xml
 from stretto.harness.chat import Chat
 from stretto.harness.chatml import ChatML
@@ -46,6 +47,13 @@ def k2(tmp_path: Path) -> Chat:
 @pytest.fixture
 def coder(tmp_path: Path) -> Chat:
     return speaker(tmp_path, ["<|im_start|>", "<|im_end|>"], "{{ '<function=' }}")
+
+
+def test_what_stands_around_calls_is_not_said(k2: Chat) -> None:
+    speech = Speech(k2, stops=[], hide=k2.format.opening)
+    speech.extend(k2.encode("Look. ") + k2.tokenizer.encode(call_text("grep", {"pattern": "x"})).ids + k2.stop)
+    content, attempts = speech.close()
+    assert (content, [attempt.name for attempt in attempts]) == ("Look.", ["grep"])
 
 
 def test_the_format_is_found(k2: Chat, chat: Chat, tmp_path: Path) -> None:
