@@ -594,7 +594,7 @@ def _add_benches(commands: Commands) -> None:
 
     sub = bench("midtrain", _bench_midtrain, "corpus, training, speculative decoding and resuming, as numbers")
     sub.add_argument("--sources", metavar="DIR", help="source archives (default: made of the installed Python)")
-    about = "also: loss after three budgets of mid-training against reward after RL (about half an hour)"
+    about = "also: loss after three budgets of mid-training against reward after RL (about six minutes)"
     sub.add_argument("--loss-to-reward", action="store_true", help=about)
     sub.add_argument("--seeds", type=_positive, default=3, help="--loss-to-reward: repeats of RL (default: 3)")
     sub.add_argument("--steps", type=_positive, default=8, help="--loss-to-reward: RL steps (default: 8)")

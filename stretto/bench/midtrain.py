@@ -6,8 +6,8 @@
     (d) resume        N + N steps against 2N, one rank against two               midtrain_resume.py
     (e) reward        loss after mid-training against reward after RL            midtrain_reward.py, only when asked for
 
-Needs the `corpus` extra and transformers (`dev`). The first four take a few minutes, the last about half an hour on two
-cores; its picture is written beside the JSON.
+Needs the `corpus` extra and transformers (`dev`). The first four take about two minutes on two cores, the last about
+six; its picture is written beside the JSON.
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ def holds(name: str, value: float) -> bool:
 def show(tree: Mapping[str, Any], console: Console) -> None:
     console.print(_corpus_table(tree["corpus"]))
     console.print(_training_table(tree["training"]))
+    console.print(_speculation_table(tree["speculation"]))
     if "reward" in tree:
         console.print(_reward_table(tree["reward"]))
     for name, check in tree["checks"].items():
@@ -151,6 +152,26 @@ def _training_table(training: Mapping[str, Any]) -> Table:
     table.add_row("", "transformers, packed rows", f"{packed['tokens_per_s']:,}", f"Stretto {packed['ratio']:.2f} ×")
     about = f"{wide['share']:.0%} of {wide['peak_gflops']:.0f} GFLOP/s"
     table.add_row(f"width {wide['width']}", "Stretto", f"{wide['tokens_per_s']:,}", about)
+    return table
+
+
+def _speculation_table(found: Mapping[str, Any]) -> Table:
+    table = Table(
+        title=f"Guessing ahead, batch 1, temperature {found['temperature']:g}, at most {found['guesses']} guesses"
+    )
+    for name in ("guesses of", "tokens/s", "beside plain", "whole turns", "came true", "tokens a pass", "text"):
+        table.add_column(name, justify="left" if name == "guesses of" else "right")
+    table.add_row("nobody", f"{found['plain_tokens_per_s']:,.0f}")
+    for name, side in found["sides"].items():
+        table.add_row(
+            {"heads": "the head"}.get(name, name),
+            f"{side['tokens_per_s']:,.0f}",
+            f"{side['speedup']:.2f} ×",
+            f"{side['whole_turn_speedup']:.2f} ×",
+            f"{side['acceptance']:.0%}",
+            f"{side['tokens_per_pass']:.2f}",
+            "the same" if side["same_text"] else "ANOTHER",
+        )
     return table
 
 

@@ -4,9 +4,7 @@
     then, with the head:   10^5 tokens of one prompt, against the exact distribution of the network's definition
 
 A case is a turn of the agent in a held-out task, the one after it has read the file, as far as its stop token. Time is
-this process's CPU time of the passes that decode; beside it that of whole turns, their prompts included. The shipped
-model has a head (`assets/nano/mtp`). A checkpoint without one is given some first: `train_heads` on the demonstrator's
-transcripts, of training tasks.
+this process's CPU time of the passes that decode; beside it that of whole turns, their prompts included.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from stretto.engine.runner import Runner, Serving
 from stretto.engine.scheduler import Ended, Streamed
 from stretto.harness.chat import Chat
 from stretto.midtrain.demonstrator import careful
-from stretto.midtrain.heads import train_heads, transcripts
 from stretto.model import checkpoint
 from stretto.model.attention import PackedCausal
 from stretto.model.mtp import Heads
@@ -37,8 +34,6 @@ from stretto.model.transformer import Transformer
 from stretto.records import GenerateRequest, Sampling
 from stretto.tasks.repair import generate
 
-TEACHING = 500
-"""Steps of `train_heads` where a checkpoint has no heads."""
 REPEATED = 3
 """Guesses of repeated text in a pass: it does not know when it is wrong, so that more cost more than they save."""
 CHAIN = 5
@@ -89,7 +84,6 @@ def measure(
     samples: int = 100_000,
     temperature: float = 1.0,
     seed: int = 0,
-    teaching: int = TEACHING,
 ) -> dict[str, Any]:
     """What guessing ahead does at batch 1, with at most `guesses` of the head in a pass, or `REPEATED` of repeated
     text. `model_path` is a checkpoint with the shipped model's chat and tools.
@@ -97,15 +91,13 @@ def measure(
     `spec_speedup` is the median over `rounds` of plain CPU time over CPU time with the head's guesses, for the same
     `turns` of at most `tokens` tokens; `spec_distribution_p` the p-value of `samples` tokens. Under `sides`, for the
     head and for repeats: tokens per second, share of guesses that came true, guesses and tokens per pass (those of
-    prompts included), and `same_text`, whether every token was the plain engine's. Raises CheckpointError.
+    prompts included), and `same_text`, whether every token was the plain engine's. Raises CheckpointError, and
+    ValueError for a checkpoint without a head.
     """
     model, chat = checkpoint.load(model_path).requires_grad_(False), Chat(Path(model_path))
     heads = checkpoint.load_heads(model_path)
-    taught = 0 if heads is not None else teaching
-    start = time.process_time()
     if heads is None:
-        heads = train_heads(model, transcripts(chat, seed), teaching)
-    teaching_seconds = time.process_time() - start
+        raise ValueError(f"{model_path} has no head to guess with: `stretto midtrain heads --out DIR/mtp` teaches one")
     heads.requires_grad_(False)
     prompts = held_out(chat, turns, seed)
     plain = Side("plain", model, 0)
@@ -135,8 +127,6 @@ def measure(
     return {
         "guesses": guesses,
         "temperature": temperature,
-        "heads_taught_steps": taught,
-        "heads_taught_cpu_s": round(teaching_seconds, 1) if taught else 0.0,
         "plain_tokens_per_s": statistics.median(speeds["plain"]),
         "sides": {
             side.name: {

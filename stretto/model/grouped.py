@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stretto.model.kernels import _numpy, compiled
+from stretto.model.kernels import compiled, own_memory
 from stretto.model.simd import LANES, load, store
 from stretto.model.tiles import COLUMNS, ROWS, add_product, multiply
 
@@ -117,7 +117,7 @@ def fits(height: int, width: int) -> bool:
 def products(x_NA: Tensor, weight_EBA: Tensor, sizes: list[int]) -> Tensor:
     """y [N, B]."""
     y_NB = x_NA.new_empty(len(x_NA), weight_EBA.shape[1])
-    _products(_numpy(x_NA.contiguous()), _numpy(weight_EBA), np.array(sizes, np.int64), True, _numpy(y_NB))
+    _products(own_memory(x_NA.contiguous()), own_memory(weight_EBA), np.array(sizes, np.int64), True, own_memory(y_NB))
     return y_NB
 
 
@@ -125,8 +125,8 @@ def slopes(x_NA: Tensor, weight_EBA: Tensor, sizes: list[int], dy_NB: Tensor) ->
     """Of x and of W."""
     dx_NA, dweight_EBA, dy_NB = torch.empty_like(x_NA), torch.empty_like(weight_EBA), dy_NB.contiguous()
     counts = np.array(sizes, np.int64)
-    _products(_numpy(dy_NB), _numpy(weight_EBA), counts, False, _numpy(dx_NA))
-    _weight_slopes(_numpy(x_NA), _numpy(dy_NB), counts, _numpy(dweight_EBA))
+    _products(own_memory(dy_NB), own_memory(weight_EBA), counts, False, own_memory(dx_NA))
+    _weight_slopes(own_memory(x_NA), own_memory(dy_NB), counts, own_memory(dweight_EBA))
     return dx_NA, dweight_EBA
 
 

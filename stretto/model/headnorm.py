@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stretto.model.kernels import _numpy, compiled
+from stretto.model.kernels import compiled, own_memory
 from stretto.model.simd import LANES, add, add_lanes, fill, fma, load, mul, store, sub, zero
 
 
@@ -91,4 +91,4 @@ class NormAndTurn(torch.autograd.Function):
 
 
 def _flat(x: Tensor) -> np.ndarray:
-    return _numpy(x).reshape(-1)
+    return own_memory(x).reshape(-1)

@@ -69,7 +69,7 @@ def _bf16(x):
 
 
 @compiled()
-def _exp(x):
+def bounded_exp(x):
     """e ** x within two units in the last place (Cephes' polynomial); x is held between -87 and 88."""
     x = np.float32(-87.0) if x < np.float32(-87.0) else x
     x = np.float32(88.0) if x > np.float32(88.0) else x
@@ -90,7 +90,7 @@ def _exp(x):
 
 @compiled()
 def _sigmoid(x):
-    return np.float32(1.0) / (np.float32(1.0) + _exp(-x))
+    return np.float32(1.0) / (np.float32(1.0) + bounded_exp(-x))
 
 
 @compiled(fastmath=SUMS)
@@ -204,7 +204,7 @@ def _softmax(z_NV, target_N, nats_N, total_N):
     for n in range(len(z_NV)):
         top, own = z_NV[n].max(), z_NV[n, target_N[n]]
         for i in range(z_NV.shape[1]):
-            z_NV[n, i] = _exp(z_NV[n, i] - top)
+            z_NV[n, i] = bounded_exp(z_NV[n, i] - top)
         total_N[n] = _total(z_NV[n], z_NV.shape[1])
         nats_N[n] = np.log(total_N[n]) + top - own
 
@@ -286,7 +286,7 @@ def _attend(q_THd, k_XGMd, v_XGMe, sequence_T, position_T, out_THe):
             for j in range(1, rows):
                 top = max(top, weight_M[j])
             for j in range(rows):
-                weight_M[j] = _exp(weight_M[j] - top)
+                weight_M[j] = bounded_exp(weight_M[j] - top)
             share = np.float32(1.0) / _total(weight_M, rows)
             _mix(weight_M, rows, v_XGMe, x, g, out_THe, t, h)
             for i in range(out_THe.shape[2]):
@@ -295,14 +295,14 @@ def _attend(q_THd, k_XGMd, v_XGMe, sequence_T, position_T, out_THe):
 
 def round_(x: Tensor) -> Tensor:
     """Round to bf16 values in place; autograd does not see it, so that gradients pass straight through."""
-    _round(_numpy(x).reshape(-1))
+    _round(own_memory(x).reshape(-1))
     return x
 
 
 def add(x: Tensor, y: Tensor, rounding: bool) -> Tensor:
     """x + y."""
     out = torch.empty_like(x)
-    _add(*(_numpy(t).reshape(-1) for t in (x, y, out)), rounding)
+    _add(*(own_memory(t).reshape(-1) for t in (x, y, out)), rounding)
     return out
 
 
@@ -311,7 +311,12 @@ def rms_norm(x: Tensor, weight_W: Tensor, eps: float, rounding: bool) -> tuple[T
     x, out, scale = x.contiguous(), x.new_empty(x.shape), x.new_empty(*x.shape[:-1], 1)
     rows = (-1, len(weight_W))
     _rms_norm(
-        _numpy(x).reshape(rows), _numpy(weight_W), eps, _numpy(out).reshape(rows), _numpy(scale).reshape(-1), rounding
+        own_memory(x).reshape(rows),
+        own_memory(weight_W),
+        eps,
+        own_memory(out).reshape(rows),
+        own_memory(scale).reshape(-1),
+        rounding,
     )
     return out, scale
 
@@ -321,12 +326,12 @@ def rms_norm_backward(x: Tensor, weight_W: Tensor, scale: Tensor, dy: Tensor) ->
     x, dy, rows = x.contiguous(), dy.contiguous(), (-1, len(weight_W))
     dx, dweight_W = torch.empty_like(x), torch.zeros_like(weight_W)
     _rms_norm_backward(
-        _numpy(x).reshape(rows),
-        _numpy(weight_W),
-        _numpy(scale).reshape(-1),
-        _numpy(dy).reshape(rows),
-        _numpy(dx).reshape(rows),
-        _numpy(dweight_W),
+        own_memory(x).reshape(rows),
+        own_memory(weight_W),
+        own_memory(scale).reshape(-1),
+        own_memory(dy).reshape(rows),
+        own_memory(dx).reshape(rows),
+        own_memory(dweight_W),
     )
     return dx, dweight_W
 
@@ -334,57 +339,57 @@ def rms_norm_backward(x: Tensor, weight_W: Tensor, scale: Tensor, dy: Tensor) ->
 def rotate(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor, rounding: bool) -> Tensor:
     """x * cos + roll(x, d/2) * sin."""
     x_THd, out_THd = x_THd.contiguous(), x_THd.new_empty(x_THd.shape)
-    _rotate(_numpy(x_THd), _numpy(cos_T1d)[:, 0], _numpy(sin_T1d)[:, 0], _numpy(out_THd), rounding)
+    _rotate(own_memory(x_THd), own_memory(cos_T1d)[:, 0], own_memory(sin_T1d)[:, 0], own_memory(out_THd), rounding)
     return out_THd
 
 
 def swiglu(joint_N2W: Tensor, rounding: bool) -> Tensor:
     """silu(gate) * up, from rows that hold the gate first."""
     out_NW = joint_N2W.new_empty(len(joint_N2W), joint_N2W.shape[1] // 2)
-    _swiglu(_numpy(joint_N2W), _numpy(out_NW), rounding)
+    _swiglu(own_memory(joint_N2W), own_memory(out_NW), rounding)
     return out_NW
 
 
 def swiglu_backward(joint_N2W: Tensor, dout_NW: Tensor) -> Tensor:
     djoint_N2W = torch.empty_like(joint_N2W)
-    _swiglu_backward(_numpy(joint_N2W), _numpy(dout_NW.contiguous()), _numpy(djoint_N2W))
+    _swiglu_backward(own_memory(joint_N2W), own_memory(dout_NW.contiguous()), own_memory(djoint_N2W))
     return djoint_N2W
 
 
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + e^-x)."""
     out = torch.empty_like(x)
-    _sigmoids(_numpy(x).reshape(-1), _numpy(out).reshape(-1))
+    _sigmoids(own_memory(x).reshape(-1), own_memory(out).reshape(-1))
     return out
 
 
 def softmax_(z_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
     """-log p of each row's target (int64), and the sum of exponentials that each row of `z_NV` is turned into."""
     nats_N, total_N = z_NV.new_empty(len(z_NV)), z_NV.new_empty(len(z_NV))
-    _softmax(_numpy(z_NV), _numpy(target_N), _numpy(nats_N), _numpy(total_N))
+    _softmax(own_memory(z_NV), own_memory(target_N), own_memory(nats_N), own_memory(total_N))
     return nats_N, total_N
 
 
 def softmax_slope_(z_NV: Tensor, total_N: Tensor, target_N: Tensor, slope: float) -> None:
     """Turn what `softmax_` left into the slope of `slope` times the sum of -log p with respect to the logits."""
-    _softmax_slope(_numpy(z_NV), _numpy(total_N), _numpy(target_N), np.float32(slope))
+    _softmax_slope(own_memory(z_NV), own_memory(total_N), own_memory(target_N), np.float32(slope))
 
 
 def combine(y_NW: Tensor, place_TK: Tensor, gates_TK: Tensor, rounding: bool) -> Tensor:
     """For each token the sum over its slots, in order, of gate times the row of y that lies at `place` (int64)."""
     out_TW = y_NW.new_empty(len(gates_TK), y_NW.shape[1])
-    _combine(_numpy(y_NW), _numpy(place_TK), _numpy(gates_TK.contiguous()), _numpy(out_TW), rounding)
+    _combine(own_memory(y_NW), own_memory(place_TK), own_memory(gates_TK.contiguous()), own_memory(out_TW), rounding)
     return out_TW
 
 
 def attend(q_THd: Tensor, k_XGMd: Tensor, v_XGMe: Tensor, sequence_T: np.ndarray, position_T: np.ndarray) -> Tensor:
     """Softmax attention of each query on the first `position + 1` of the `M` rows of its sequence (of `X`)."""
     out_THe = q_THd.new_empty(*q_THd.shape[:2], v_XGMe.shape[3])
-    _attend(*(_numpy(x.contiguous()) for x in (q_THd, k_XGMd, v_XGMe)), sequence_T, position_T, _numpy(out_THe))
+    _attend(*(own_memory(x.contiguous()) for x in (q_THd, k_XGMd, v_XGMe)), sequence_T, position_T, own_memory(out_THe))
     return out_THe
 
 
-def _numpy(x: Tensor) -> np.ndarray:
+def own_memory(x: Tensor) -> np.ndarray:
     """The tensor's own memory. The kernels take contiguous arrays only, and compile for nothing else."""
     assert x.is_contiguous(), x.shape
     return (x.detach() if x.requires_grad else x).numpy()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stretto.model.kernels import SUMS, _numpy, compiled
+from stretto.model.kernels import SUMS, compiled, own_memory
 from stretto.model.simd import LANES, add, exp, larger, load, mul, store, sub, zero
 from stretto.model.tiles import COLUMNS, add_product, multiply
 
@@ -201,7 +201,7 @@ class Causal(torch.autograd.Function):
         q_THd, k_TGd, v_TGe = (x.contiguous() for x in (q_THd, k_TGd, v_TGe))
         out_THe = q_THd.new_empty(*q_THd.shape[:2], v_TGe.shape[2])
         log_TH = q_THd.new_empty(q_THd.shape[:2])
-        _forward(*map(_numpy, (q_THd, k_TGd, v_TGe)), lengths, _numpy(out_THe), _numpy(log_TH))
+        _forward(*map(own_memory, (q_THd, k_TGd, v_TGe)), lengths, own_memory(out_THe), own_memory(log_TH))
         ctx.save_for_backward(q_THd, k_TGd, v_TGe, out_THe, log_TH)
         ctx.lengths = lengths
         return out_THe
@@ -210,5 +210,5 @@ class Causal(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         slopes = [torch.empty_like(x) for x in saved[:3]]
-        _backward(*map(_numpy, (*saved, grads[0].contiguous())), ctx.lengths, *map(_numpy, slopes))
+        _backward(*map(own_memory, (*saved, grads[0].contiguous())), ctx.lengths, *map(own_memory, slopes))
         return *slopes, None

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stretto.model.kernels import SUMS, _exp, _numpy, compiled
+from stretto.model.kernels import SUMS, bounded_exp, compiled, own_memory
 
 TINY = np.float32(1e-20)
 """As in `router.select`."""
@@ -30,7 +30,7 @@ def _choose(logits_TE, normalize, scores_TE, experts_TK, gates_TK):
         for e in range(1, experts):
             top = max(top, logits_TE[t, e])
         for e in range(experts):
-            scores_TE[t, e] = _exp(logits_TE[t, e] - top)
+            scores_TE[t, e] = bounded_exp(logits_TE[t, e] - top)
             total += scores_TE[t, e]
             free[e] = True
         for e in range(experts):
@@ -75,7 +75,7 @@ class TopGates(torch.autograd.Function):
     def forward(ctx: Any, logits_TE: Tensor, k: int, normalize: bool) -> tuple[Tensor, Tensor]:
         scores_TE, gates_TK = torch.empty_like(logits_TE), logits_TE.new_empty(len(logits_TE), k)
         experts_TK = torch.empty(len(logits_TE), k, dtype=torch.int64)
-        _choose(_numpy(logits_TE), normalize, *map(_numpy, (scores_TE, experts_TK, gates_TK)))
+        _choose(own_memory(logits_TE), normalize, *map(own_memory, (scores_TE, experts_TK, gates_TK)))
         ctx.save_for_backward(scores_TE, experts_TK, gates_TK)
         ctx.normalize = normalize
         ctx.mark_non_differentiable(experts_TK)
@@ -86,7 +86,7 @@ class TopGates(torch.autograd.Function):
         scores_TE, experts_TK, gates_TK = ctx.saved_tensors
         dlogits_TE = torch.empty_like(scores_TE)
         given = (scores_TE, experts_TK, gates_TK, grads[1].contiguous())
-        _choose_backward(*map(_numpy, given), ctx.normalize, _numpy(dlogits_TE))
+        _choose_backward(*map(own_memory, given), ctx.normalize, own_memory(dlogits_TE))
         return dlogits_TE, None, None
 
 
@@ -108,7 +108,7 @@ def sort(expert_N: Tensor, experts: int) -> tuple[Tensor, Tensor, list[int]]:
     """The stable order of pairs by expert (int64), its inverse, and how many pairs each expert has."""
     order_N, place_N = torch.empty_like(expert_N), torch.empty_like(expert_N)
     sizes_E = np.empty(experts, np.int64)
-    _sort(*map(_numpy, (expert_N.contiguous(), order_N, place_N)), sizes_E)
+    _sort(*map(own_memory, (expert_N.contiguous(), order_N, place_N)), sizes_E)
     return order_N, place_N, sizes_E.tolist()
 
 
@@ -127,7 +127,7 @@ def _add_slots(y_NW, place_TK, out_TW):
 def add_slots(y_NW: Tensor, place_TK: Tensor) -> Tensor:
     """[T, W]: for each token the sum of its rows, in slot order."""
     out_TW = y_NW.new_empty(len(place_TK), y_NW.shape[1])
-    _add_slots(*map(_numpy, (y_NW.contiguous(), place_TK, out_TW)))
+    _add_slots(*map(own_memory, (y_NW.contiguous(), place_TK, out_TW)))
     return out_TW
 
 
@@ -153,5 +153,5 @@ def combine_backward(y_NW: Tensor, place_TK: Tensor, gates_TK: Tensor, dout_TW: 
     """Slopes of the rows and of the gates of `kernels.combine`. Every row belongs to a slot."""
     dy_NW, dgates_TK = torch.empty_like(y_NW), torch.empty_like(gates_TK)
     given = (y_NW, place_TK, gates_TK, dout_TW.contiguous(), dy_NW, dgates_TK)
-    _combine_backward(*map(_numpy, given))
+    _combine_backward(*map(own_memory, given))
     return dy_NW, dgates_TK

@@ -145,7 +145,23 @@ def test_summary_picture_and_refusals(tmp_path: Path) -> None:
             },
             "wide": {"share": 0.6, "peak_gflops": 90.0, "width": 512, "tokens_per_s": 7},
         },
-        "speculation": {"spec_speedup": 1.3, "spec_distribution_p": 0.01},
+        "speculation": {
+            "spec_speedup": 1.3,
+            "spec_distribution_p": 0.01,
+            "temperature": 1.0,
+            "guesses": 6,
+            "plain_tokens_per_s": 1.0,
+            "sides": {
+                "heads": {
+                    "tokens_per_s": 1.0,
+                    "speedup": 1.4,
+                    "whole_turn_speedup": 1.1,
+                    "acceptance": 0.5,
+                    "tokens_per_pass": 2.0,
+                    "same_text": True,
+                }
+            },
+        },
         "resume": {"bit_equal": True, "same_documents": True},
         "reward": {"least_gain": 0.1, "budgets": budgets, "rl_steps": 2, "seeds": 1},
     }
